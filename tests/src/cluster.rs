@@ -107,7 +107,7 @@ impl TestClusterBuilder {
     /// Starts everything and waits until every worker is eligible.
     ///
     /// # Errors
-    /// The gateway or an engine does not start, or a worker is not eligible within 10 s.
+    /// The gateway or an engine does not start, or a worker is not eligible within a minute.
     pub async fn start(mut self) -> anyhow::Result<TestCluster> {
         let policies = TempDir::new()?;
         self.config.policies.dir = Some(policies.path().to_owned());
@@ -178,18 +178,18 @@ impl TestCluster {
         builder.start().await
     }
 
-    /// Waits up to 10 s for a condition.
+    /// Waits up to a minute for a condition.
     ///
     /// # Errors
     /// The condition does not hold in time.
     pub async fn until(&self, what: &str, condition: impl Fn(&Self) -> bool) -> anyhow::Result<()> {
-        for _ in 0..2_000 {
+        for _ in 0..12_000 {
             if condition(self) {
                 return Ok(());
             }
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        anyhow::bail!("waited 10 s in vain for: {what}")
+        anyhow::bail!("waited a minute in vain for: {what}")
     }
 
     /// Number of requests booked on all workers now.
@@ -209,7 +209,7 @@ impl TestCluster {
     /// bookings.
     ///
     /// # Errors
-    /// A booking or a request is left after 10 s.
+    /// A booking or a request is left after a minute.
     pub async fn at_rest(&self) -> anyhow::Result<()> {
         let idle =
             |cluster: &Self| cluster.booked() == 0 && cluster.gateway.state().metrics.inflight.get() == 0;
@@ -226,29 +226,46 @@ impl TestCluster {
         lines.map(|line| Ok(line.rsplit(' ').next().context("a sample has no value")?.parse()?)).collect()
     }
 
+    /// Waits up to a minute until the samples of `/metrics` whose line starts with this add up to `least` or
+    /// more, and returns their sum.
+    ///
+    /// # Errors
+    /// The sum is less, or the metrics cannot be read.
+    pub async fn until_counted(&self, start: &str, least: f64) -> anyhow::Result<f64> {
+        let mut sum = 0.0;
+        for _ in 0..3_000 {
+            sum = self.metric(start).await?.iter().sum();
+            if sum >= least {
+                return Ok(sum);
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        anyhow::bail!("waited a minute in vain for {least} of {start}: {sum}")
+    }
+
     /// Waits until the gateway receives the KV events of every engine that publishes them.
     ///
     /// # Errors
-    /// A feed is not live after 2 s.
+    /// A feed is not live after half a minute.
     pub async fn kv_events_live(&self) -> anyhow::Result<()> {
         let feeds = self.sims.iter().filter(|sim| sim.kv_events_port().is_some()).count();
-        for _ in 0..400 {
+        for _ in 0..6_000 {
             let live = self.metric("pointsman_kv_feed_live{").await?;
             if live.len() == feeds && live.iter().all(|one| *one == 1.0) {
                 return Ok(());
             }
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        anyhow::bail!("the KV events were not live within 2 s")
+        anyhow::bail!("the KV events were not live within half a minute")
     }
 
     /// Waits until the index has applied everything that the engines published.
     ///
     /// # Errors
-    /// A message did not arrive within 2 s.
+    /// A message did not arrive within half a minute.
     pub async fn kv_events_applied(&self) -> anyhow::Result<()> {
         let published: u64 = self.sims.iter().map(|sim| sim.state().kv_messages).sum();
-        for _ in 0..400 {
+        for _ in 0..6_000 {
             let received: f64 = self.metric("pointsman_kv_feed_messages_total{").await?.iter().sum();
             if received >= published as f64 {
                 self.gateway.state().router.index().flush();
@@ -256,7 +273,7 @@ impl TestCluster {
             }
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        anyhow::bail!("the KV events did not arrive within 2 s")
+        anyhow::bail!("the KV events did not arrive within half a minute")
     }
 
     /// Installs a policy file by an atomic rename, as an operator's `cp` and `mv` would.

@@ -1,13 +1,14 @@
 //! A real Envoy in front of simulated engines, if one is installed.
 
 use std::{
-    net::{SocketAddr, TcpListener},
+    net::SocketAddr,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::Duration,
 };
 
 use anyhow::Context as _;
+use pointsman_rig::fleet::free_port;
 use tempfile::TempDir;
 
 use crate::client::Client;
@@ -122,9 +123,4 @@ impl Drop for Envoy {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
-}
-
-/// A loopback port that was free a moment ago.
-fn free_port() -> anyhow::Result<u16> {
-    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }

@@ -9,13 +9,13 @@ use std::{
 
 use anyhow::{Context as _, ensure};
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
+use pointsman_rig::fleet::free_port;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::net::TcpStream;
 
 use crate::{
     client::{Client, Reply},
-    nats::free_port,
     network::Place,
 };
 
@@ -40,9 +40,10 @@ impl Etcd {
     ///
     /// # Panics
     /// Same as [`Self::start`].
-    #[expect(clippy::print_stderr, reason = "a test says that it was skipped")]
+    #[expect(clippy::print_stderr, clippy::expect_used, reason = "a part of a test")]
     pub async fn start_at(place: Place) -> Option<Self> {
-        let (ports, data) = ([free_port(), free_port()], TempDir::new().ok()?);
+        let ports = [(); 2].map(|()| free_port().expect("a free port"));
+        let data = TempDir::new().ok()?;
         let Some(process) = spawn(data.path(), place, ports, "http", &[]) else {
             eprintln!("skipped: etcd is not in the PATH (Debian: apt-get install etcd-server)");
             return None;

@@ -1,12 +1,12 @@
 //! The real NATS server, for tests of gateways that share their load.
 
 use std::{
-    net::TcpListener as StdListener,
     path::Path,
     process::{Child, Command, Stdio},
     time::Duration,
 };
 
+use pointsman_rig::fleet::free_port;
 use tempfile::TempDir;
 use tokio::net::TcpStream;
 
@@ -34,9 +34,9 @@ impl Nats {
     ///
     /// # Panics
     /// Same as [`Self::start`].
-    #[expect(clippy::print_stderr, reason = "a test says that it was skipped")]
+    #[expect(clippy::print_stderr, clippy::expect_used, reason = "a part of a test")]
     pub async fn start_at(place: Place, config: &str) -> Option<Self> {
-        let port = free_port();
+        let port = free_port().expect("a free port");
         let dir = TempDir::new().ok()?;
         std::fs::write(dir.path().join("nats.conf"), config).ok()?;
         let Some(process) = spawn(dir.path(), place, port) else {
@@ -112,9 +112,4 @@ fn spawn(dir: &Path, place: Place, port: u16) -> Option<Child> {
     command.args(["-a", &place.address.to_string(), "-p", &port.to_string()]);
     command.arg("-sd").arg(dir).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     command.spawn().ok()
-}
-
-pub(crate) fn free_port() -> u16 {
-    let socket = StdListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr());
-    socket.map_or(0, |address| address.port())
 }

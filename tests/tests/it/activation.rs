@@ -208,10 +208,8 @@ async fn d4_an_unknown_load_and_a_busy_decode_worker_keep_prefill_remote() {
 
 #[tokio::test]
 async fn d4_a_busy_prefill_pool_makes_prefill_local() {
-    let slow = SimConfig {
-        overhead: Duration::from_millis(800),
-        ..SimConfig::instant(Dialect::Vllm, Role::Prefill)
-    };
+    let slow =
+        SimConfig { overhead: Duration::from_secs(3), ..SimConfig::instant(Dialect::Vllm, Role::Prefill) };
     let cluster = conditional("{ enabled = true, prefill-busy-tokens = 20 }")
         .sim_with(slow, "")
         .sim(Dialect::Vllm, Role::Decode)

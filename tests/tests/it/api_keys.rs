@@ -283,11 +283,11 @@ async fn k1_a_changed_key_file_is_noticed() {
     assert_eq!(with_key(&cluster, "third").await, ok());
     let becomes = async |key: &str, status: u16| {
         // Not often: wrong keys are counted.
-        for _ in 0..12 {
+        for _ in 0..20 {
             if with_key(&cluster, key).await.0 == status {
                 return true;
             }
-            tokio::time::sleep(Duration::from_secs(1)).await;
+            tokio::time::sleep(Duration::from_secs(3)).await;
         }
         false
     };

@@ -12,6 +12,7 @@ use pointsman_tests::{
 };
 use pointsman_workers::{WorkerId, WorkerSpec};
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -173,6 +174,7 @@ async fn i13_a_worker_that_always_refuses_does_not_draw_the_traffic() {
         .await;
         cluster.sims[0].set_faults(refuses(status, retry_after));
         let mut clients = tokio::task::JoinSet::new();
+        let begun = Instant::now();
         for _ in 0..4 {
             let client = cluster.client.clone();
             clients.spawn(async move {
@@ -187,8 +189,9 @@ async fn i13_a_worker_that_always_refuses_does_not_draw_the_traffic() {
         clients.join_all().await;
         let asked = cluster.faults_fired(&format!("status-{status}"));
         println!("{native:?} {status} {retry_after:?}: {asked} of 600 requests were refused once");
-        // I13.2: under 2 %
-        assert!((1..12).contains(&asked), "{native:?} {status} {retry_after:?}: {asked} of 600");
+        // I13.2: under 2 %, and one more after each longest pause
+        let most = 12 + begun.elapsed().as_secs() / 10;
+        assert!((1..most).contains(&asked), "{native:?} {status} {retry_after:?}: {asked} of 600");
         cluster.at_rest().await.unwrap();
     }
 }
@@ -289,7 +292,7 @@ async fn i13_a_worker_that_is_tried_in_its_pause_gets_no_more_than_its_limit() {
 #[tokio::test]
 async fn i13_a_handoff_that_a_decode_worker_refuses_is_taken_by_another() {
     let cluster = TestCluster::disaggregated(Dialect::Vllm, 1, 2).await.unwrap();
-    for turn in 0..12 {
+    for turn in 0..64 {
         cluster.sims[1 + turn % 2].set_faults(vec![]);
         cluster.sims[2 - turn % 2].set_faults(vec![Fault {
             leg: Some(FaultLeg::Decode),
@@ -383,8 +386,12 @@ async fn e6_a_refused_handoff_of_a_client_that_left_is_offered_again() {
     // Later than a quarter of the lease.
     let refuses = Fault::always(FaultKind::Status { status: 503, retry_after: Some(4) });
     cluster.sims[1].set_faults(vec![Fault { leg: Some(FaultLeg::Decode), times: Some(1), ..refuses }]);
-    let left = tokio::time::timeout(Duration::from_millis(200), ask(&cluster, false)).await;
-    assert!(left.is_err(), "{left:?}");
+    let runs = |cluster: &TestCluster| cluster.sims[0].state().running == 1;
+    tokio::select! {
+        reply = ask(&cluster, false) => panic!("the prefill was over: {reply:?}"),
+        runs = cluster.until("the prefill runs", runs) => runs.unwrap(),
+    }
+    // The client leaves.
     // E6.6, E6.9
     let consumed = |cluster: &TestCluster| cluster.sims[1].state().handoffs.pulled == 1;
     cluster.until("the handoff is consumed", consumed).await.unwrap();
@@ -398,10 +405,12 @@ async fn i13_a_prefill_engine_that_refuses_is_left_for_another_one() {
     for dialect in [Dialect::Vllm, Dialect::Sglang] {
         let cluster = TestCluster::disaggregated(dialect, 2, 1).await.unwrap();
         cluster.sims[0].set_faults(refuses(429, Some(5)));
-        for _ in 0..10 {
+        // Equal workers are chosen by chance.
+        for _ in (0..64).take_while(|turn| *turn < 10 || cluster.faults_fired("status-429") == 0) {
             // I13.1
             assert_eq!(ask(&cluster, false).await.status, 200);
         }
+        assert!(cluster.faults_fired("status-429") > 0, "{dialect:?}: the first was not asked");
         cluster.sims[1].set_faults(refuses(503, Some(5)));
         let reply = ask(&cluster, false).await;
         // I13.4
@@ -487,7 +496,8 @@ async fn i13_after_a_pause_a_request_waits_for_a_place_with_a_queue_and_asks_the
         cluster.until("the pause is over", |_| worker.pause().is_none()).await.unwrap();
         let waiting = ask(&cluster, false);
         tokio::pin!(waiting);
-        let soon = tokio::time::timeout(Duration::from_secs(1), &mut waiting).await;
+        let limit = Duration::from_secs(if queue == 0 { 30 } else { 1 });
+        let soon = tokio::time::timeout(limit, &mut waiting).await;
         let asked = if queue == 0 { 2 } else { 1 };
         // I13.9
         assert_eq!((soon.is_ok(), refused()), (queue == 0, asked));

@@ -180,14 +180,14 @@ async fn e6_only_prefill_workers_that_may_transfer_to_the_pinned_decode_worker_a
     }
 }
 
-/// A cluster whose prefill takes 300 ms, with a request on its way.
+/// A cluster whose prefill takes 3 s, with a request on its way.
 async fn in_prefill(
     config: impl FnOnce(&mut Config),
     decode_workers: &[&str],
     headers: &'static [(&str, &str)],
     more: Value,
 ) -> (TestCluster, tokio::task::JoinHandle<Reply>) {
-    let mut builder = TestClusterBuilder::new().config(config).sim_with(slow(Dialect::Vllm, 300 * MS), "");
+    let mut builder = TestClusterBuilder::new().config(config).sim_with(slow(Dialect::Vllm, 3_000 * MS), "");
     for flag in decode_workers {
         builder = builder.sim_with(decode(Dialect::Vllm, Duration::ZERO), flag);
     }
@@ -368,7 +368,7 @@ async fn e5_a_decode_engine_that_has_too_much_to_do_leaves_the_handoff_to_anothe
 #[tokio::test]
 async fn e4_the_deadline_lets_a_prefill_end_and_its_handoff_be_consumed() {
     for stream in [false, true] {
-        let short = |config: &mut Config| config.timeouts.request = 150 * MS;
+        let short = |config: &mut Config| config.timeouts.request = 1_000 * MS;
         let (cluster, early) = in_prefill(short, &[""], &[], json!({"stream": stream})).await;
         // E4.2
         assert_eq!(told(&early.await.unwrap()), (504, "deadline".into()), "{stream}");
@@ -382,7 +382,7 @@ async fn e4_the_deadline_lets_a_prefill_end_and_its_handoff_be_consumed() {
 #[tokio::test]
 async fn e4_a_stream_ends_at_its_deadline_although_its_decode_leg_goes_on() {
     let cluster = TestClusterBuilder::new()
-        .config(|config| config.timeouts.request = 300 * MS)
+        .config(|config| config.timeouts.request = 1_000 * MS)
         .sim_with(slow(Dialect::Vllm, Duration::ZERO), ",handoff_lease_s=5")
         .sim(Dialect::Vllm, Role::Decode)
         .start()
@@ -404,7 +404,7 @@ async fn e4_a_stream_ends_at_its_deadline_although_its_decode_leg_goes_on() {
 #[tokio::test]
 async fn e4_the_deadline_closes_a_prefill_that_may_be_cancelled() {
     let cluster = TestClusterBuilder::new()
-        .config(|config| config.timeouts.request = 150 * MS)
+        .config(|config| config.timeouts.request = 1_000 * MS)
         .sim_with(slow(Dialect::Vllm, 20_000 * MS), ",prefill_cancellable=true")
         .sim(Dialect::Vllm, Role::Decode)
         .start()

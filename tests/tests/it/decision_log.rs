@@ -9,6 +9,7 @@ use pointsman_routing::SlotKind;
 use pointsman_sim::{Dialect, Role, SimConfig};
 use pointsman_tests::{TestCluster, TestClusterBuilder};
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 const SECRET: &str = "the secret phrase of alice";
 
@@ -164,22 +165,22 @@ async fn a_log_that_cannot_be_written_costs_no_request_and_is_counted() {
     fs::write(dir.path().join("file"), "").unwrap();
     let log = dir.path().join("file/log");
     let cluster = cluster(|config| config.decisions.log_dir = Some(log)).await;
-    let status = cluster.admin.get("/status").await.unwrap().json().unwrap();
+    let end = Instant::now() + Duration::from_secs(60);
     // I10.8
-    assert!(status["reasons"].to_string().contains("file/log cannot be written"), "{}", status["reasons"]);
+    loop {
+        let status = cluster.admin.get("/status").await.unwrap().json().unwrap();
+        if status["reasons"].to_string().contains("file/log cannot be written") {
+            break;
+        }
+        assert!(Instant::now() < end, "{}", status["reasons"]);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
     for _ in 0..5 {
         // I10.3
         assert_eq!(chat(&cluster, "hello").await, 200);
     }
-    let counted = "pointsman_decision_log_dropped_total{reason=\"disk\"} 5";
-    for _ in 0..100 {
-        let metrics = cluster.admin.get("/metrics").await.unwrap();
-        if String::from_utf8_lossy(&metrics.body).contains(counted) {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    panic!("not counted: {counted}");
+    let dropped = "pointsman_decision_log_dropped_total{reason=\"disk\"}";
+    assert_eq!(cluster.until_counted(dropped, 5.0).await.unwrap(), 5.0);
 }
 
 #[tokio::test]

@@ -370,7 +370,7 @@ async fn cluster_of_two(settings: &str, policy: &[u8], name: &'static str) -> Te
 #[tokio::test]
 async fn a_replay_of_a_policy_with_state_agrees_by_what_it_read() {
     let cluster = cluster_of_two(
-        "{ requests = 6, window-ms = 3600000, anonymous = true }",
+        "{ requests = 6, window-ms = 4000000000, anonymous = true }",
         TENANT_LIMIT,
         "tenant-limit",
     )
@@ -387,7 +387,7 @@ async fn a_replay_of_a_policy_with_state_agrees_by_what_it_read() {
     let state = all[3]["stages"][0]["state"].as_object().unwrap();
     assert_eq!((state.len(), state.values().next()), (1, Some(&json!(8))), "{}", all[3]);
     assert_eq!(all[3]["stages"][0]["state_cut"], false);
-    let settings = r#"{"requests":6,"window-ms":3600000,"anonymous":true}"#;
+    let settings = r#"{"requests":6,"window-ms":4000000000,"anonymous":true}"#;
     let same = again_with(&cluster, "policy=tenant-limit", TENANT_LIMIT, settings).await;
     assert_eq!((same.decisions, same.agree), (12, 12), "{:?}", same.differences);
     // A larger limit admits one more.

@@ -466,6 +466,8 @@ async fn r2_the_receipt_of_a_picked_request_says_how_long_it_waited() {
         answer(&mut second, EVENTS).await;
     };
     let ends = async {
+        let waits = |cluster: &TestCluster| cluster.gateway.state().queue.waiting() == 1;
+        cluster.until("the second one waits", waits).await.unwrap();
         tokio::time::sleep(Duration::from_millis(100)).await;
         answer(&mut first, EVENTS).await;
     };
@@ -542,7 +544,7 @@ async fn r2_the_cached_tokens_that_a_decode_engine_counts_wrong_are_not_recorded
 
 #[tokio::test]
 async fn r2_a_worker_is_told_of_deadlines_and_of_handoffs_of_picked_requests() {
-    let builder = pair().config(|config| config.timeouts.request = Duration::from_millis(300));
+    let builder = pair().config(|config| config.timeouts.request = Duration::from_secs(1));
     let (cluster, picker) = started(builder).await;
     for _ in 0..3 {
         let (_, mut carried) = picker.ask(CHAT, &[], &chat()).await.unwrap();

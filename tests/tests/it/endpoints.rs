@@ -936,6 +936,7 @@ async fn i6_token_ids_run_on_one_vllm_worker_and_are_counted() {
     assert_eq!(reply.status, 200, "{reply:?}");
     let events = String::from_utf8_lossy(&reply.body).into_owned();
     assert!(events.ends_with("\"token_ids\":[9]}]}\n\ndata: [DONE]\n\n"), "{events}");
+    cluster.at_rest().await.unwrap();
     // I6.13
     assert_eq!(cluster.metric("pointsman_output_tokens_total").await.unwrap(), [3.0]);
     let seen = engine.requests().pop().unwrap();
@@ -973,6 +974,7 @@ async fn f8_a_session_of_messages_stays_on_its_worker() {
             let (_, _, body, _) = requests().into_iter().find(|(other, ..)| *other == path).unwrap();
             let reply = cluster.client.post(path, &[("x-session-id", "s1")], body).await.unwrap();
             assert_eq!(reply.status, StatusCode::OK);
+            cluster.at_rest().await.unwrap();
         }
     }
     let served = cluster.sims.iter().filter(|sim| !sim.recorded().is_empty()).count();

@@ -55,9 +55,9 @@ async fn bench(change: impl FnOnce(&mut Config)) -> Bench {
             let flag = format!("id=1,role=aggregated,engine=openai,url=http://{}", engine.address);
             config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
             config.server.threads = 1;
-            config.timeouts.head = 500 * MS;
-            config.timeouts.whole_head = 500 * MS;
-            config.timeouts.event_idle = 500 * MS;
+            config.timeouts.head = Duration::from_secs(1);
+            config.timeouts.whole_head = Duration::from_secs(1);
+            config.timeouts.event_idle = Duration::from_secs(1);
             config.routing.quarantine = Duration::ZERO;
             change(config);
         })
@@ -252,6 +252,7 @@ async fn i3_a_whole_answer_to_a_request_for_a_stream_passes() {
         assert_eq!((reply.status.as_u16(), &*reply.body), (200, ANSWER.as_bytes()));
         assert_eq!(reply.headers["content-type"], "application/json");
     }
+    bench.cluster.at_rest().await.unwrap();
     let ok = "pointsman_legs_total{leg=\"aggregated\",engine=\"openai\",outcome=\"ok\"}";
     assert_eq!(bench.cluster.metric(ok).await.unwrap(), [3.0], "the engine works");
     for broken in ["[]", "{\"choices\":[", "\"text\""] {
@@ -620,9 +621,17 @@ async fn an_abort_that_is_never_answered_leaves_no_connection() {
         .start()
         .await
         .unwrap();
-    for _ in 0..5 {
+    let sent = |engine: &RawEngine| {
+        engine.requests().iter().filter(|request| request.line.contains(COMPLETIONS)).count()
+    };
+    for turn in 1..=5 {
         let leaving = cluster.client.post(COMPLETIONS, &[], body(true, false));
-        assert!(tokio::time::timeout(100 * MS, leaving).await.is_err(), "the engine never answers");
+        let both = |_: &TestCluster| [&prefill, &decode].into_iter().all(|engine| sent(engine) == turn);
+        tokio::select! {
+            reply = leaving => panic!("the engine never answers: {reply:?}"),
+            sent = cluster.until("both legs are sent", both) => sent.unwrap(),
+        }
+        // The client leaves.
     }
     let aborts = || {
         [&prefill, &decode].map(|engine| {

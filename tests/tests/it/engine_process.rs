@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use pointsman_rig::fleet::free_port;
 use pointsman_sim::{Dialect, Role, Sim, SimConfig};
 use pointsman_tests::{
     Act, Client, RawEngine, TestCluster, TestClusterBuilder,
@@ -120,9 +121,7 @@ async fn b8_a_sleeping_engine_gets_no_request_until_it_is_woken() {
 
 #[tokio::test]
 async fn b8_what_was_predicted_of_a_process_ends_with_it() {
-    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let listen: SocketAddr = free.local_addr().unwrap();
-    drop(free);
+    let listen = SocketAddr::from(([127, 0, 0, 1], free_port().unwrap()));
     let engine = || SimConfig { listen, ..SimConfig::instant(Dialect::Vllm, Role::Aggregated) };
     let mut cluster = TestClusterBuilder::new().sim_with(engine(), "").start().await.unwrap();
     assert_eq!(status_of(&cluster).await, 200);
@@ -266,13 +265,11 @@ async fn b8_a_sleeping_engine_without_metrics_of_its_sleep_is_asked() {
 #[tokio::test]
 async fn b5_an_engine_that_restarts_with_another_model_between_two_checks_is_noticed_without_a_request() {
     for dialect in [Dialect::Vllm, Dialect::Sglang, Dialect::Openai] {
-        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let listen: SocketAddr = free.local_addr().unwrap();
-        drop(free);
+        let listen = SocketAddr::from(([127, 0, 0, 1], free_port().unwrap()));
         let engine = SimConfig { listen, ..SimConfig::instant(dialect, Role::Aggregated) };
         let builder = TestClusterBuilder::new().config(|config| {
             (config.probe.interval, config.probe.load_interval) =
-                (Duration::from_secs(2), Duration::from_secs(5));
+                (Duration::from_secs(2), Duration::from_secs(60));
         });
         let mut cluster = builder.sim_with(engine.clone(), "").start().await.unwrap();
         // The first checks: an engine that keeps no connection says nothing by closing it.
@@ -283,8 +280,8 @@ async fn b5_an_engine_that_restarts_with_another_model_between_two_checks_is_not
         while !String::from_utf8_lossy(&cluster.client.get("/v1/models").await.unwrap().body)
             .contains("other")
         {
-            // B5.14: an interval of 2 s and a tenth
-            assert!(began.elapsed() < Duration::from_secs(5), "{dialect:?}: another model is not noticed");
+            // B5.14: an interval of 2 s and a tenth, not that of the load
+            assert!(began.elapsed() < Duration::from_secs(30), "{dialect:?}: another model is not noticed");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         assert_eq!(status_of(&cluster).await, 404, "the model of before is gone");

@@ -18,7 +18,7 @@ const ROUNDS: u64 = 6;
 /// Requests of a round run at the same time.
 const TALKS: u64 = 4;
 /// A step takes this long, milliseconds: the requests of a round are routed before any of them has a token.
-const STEP_MS: f64 = 250.0;
+const STEP_MS: f64 = 1_000.0;
 
 /// Conversations that grow by two blocks a turn, after a common first block. The caches are too small for
 /// all.

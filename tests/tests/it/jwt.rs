@@ -212,6 +212,7 @@ async fn k2_a_token_of_the_identity_server_names_the_tenant() {
     until_served(&cluster, &key.token(&claims(json!({})))).await;
     let mut hashes = Vec::new();
     for changes in [json!({}), json!({"aud": ["x", "other"]}), json!({"tenant": "team-b"})] {
+        cluster.at_rest().await.unwrap();
         // K2.1
         assert_eq!(ask(&cluster, &key.token(&claims(changes))).await.0, 200);
         let list = cluster.admin.get("/decisions?limit=1").await.unwrap().json().unwrap();

@@ -85,7 +85,7 @@ async fn counted(cluster: &TestCluster) -> String {
 async fn traffic_moves_away_from_a_slow_engine_and_a_reload_forgets_nothing() {
     let entry = "grants = [\"log\", \"state\"]\nsettings = { explore = 0.02 }";
     let cluster = slot(TestClusterBuilder::new(), SlotKind::Aggregated, entry)
-        .sim_with(engine(Duration::from_millis(60)), "")
+        .sim_with(engine(Duration::from_millis(400)), "")
         .sim_with(engine(Duration::ZERO), "")
         .start()
         .await
@@ -113,10 +113,10 @@ async fn traffic_moves_away_from_a_slow_engine_and_a_reload_forgets_nothing() {
         |cluster: &TestCluster| cluster.gateway.state().policies.status().slots[2].generation.0 == 3;
     cluster.until("the same with another digest", reloaded).await.unwrap();
     let mut slow = 0;
-    for _ in 0..20 {
+    for _ in 0..100 {
         slow += u32::from(stream(&cluster).await.contains("=1/0"));
     }
-    assert!(slow <= 3, "{slow} of 20 after the reload");
+    assert!(slow <= 8, "{slow} of 100 after the reload");
     assert_eq!(metric(&cluster, "pointsman_policy_outcomes_total{result=\"dropped\"}").await, 0);
     let policies = cluster.admin.get("/policies").await.unwrap().json().unwrap();
     let slot = &policies["slots"][2];

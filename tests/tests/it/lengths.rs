@@ -17,7 +17,7 @@ use pointsman_workers::WorkerSpec;
 use serde_json::{Value, json};
 
 const COMPLETIONS: &str = "/v1/completions";
-const PAUSE: Duration = Duration::from_millis(400);
+const PAUSE: Duration = Duration::from_secs(4);
 
 fn body(tokens: u32, stream: bool) -> String {
     let prompt = "abc ".repeat(60);
@@ -45,7 +45,7 @@ async fn load(cluster: &TestCluster) -> Value {
 }
 
 async fn until_blocks(cluster: &TestCluster, blocks: u64) {
-    for _ in 0..200 {
+    for _ in 0..1_000 {
         if load(cluster).await["decode_blocks"] == blocks {
             return;
         }
@@ -71,9 +71,8 @@ async fn engine() -> RawEngine {
             let delta = r#"{"choices":[{"index":0,"text":"a","finish_reason":null}]}"#;
             let mut acts = vec![Act::Send(stream_head())];
             acts.extend((0..40).map(|_| event(delta)));
-            acts.push(Act::Pause(PAUSE));
             if request.body.contains("include_usage") {
-                acts.extend([event(usage), Act::Pause(PAUSE)]);
+                acts.extend([Act::Pause(PAUSE), event(usage), Act::Pause(PAUSE)]);
             }
             acts.extend([
                 event(r#"{"choices":[{"index":0,"text":"","finish_reason":"stop"}]}"#),

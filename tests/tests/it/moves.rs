@@ -349,7 +349,7 @@ fn of_rests(kind: FaultKind, times: u64) -> Fault {
 #[tokio::test]
 async fn i15_the_end_of_the_drain_ends_further_moves_and_those_that_run_end_well() {
     let cluster = cluster(Dialect::Vllm, AGGREGATED, |config| {
-        config.timeouts.head = Duration::from_millis(700);
+        config.timeouts.head = Duration::from_secs(5);
     })
     .await;
     let more = || json!({ "max_tokens": 900 });

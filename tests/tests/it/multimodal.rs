@@ -1,7 +1,5 @@
 //! Prompts with images under KV events.
 
-use std::time::Duration;
-
 use pointsman_sim::{Dialect, Role, SimConfig};
 use pointsman_tests::{Client, TestCluster, TestClusterBuilder};
 use serde_json::{Value, json};
@@ -12,17 +10,8 @@ async fn cluster(block_size: u32) -> TestCluster {
     let config =
         SimConfig { block_size, kv_events: true, ..SimConfig::instant(Dialect::Vllm, Role::Aggregated) };
     let cluster = TestClusterBuilder::new().sim_with(config, "").start().await.unwrap();
-    for _ in 0..400 {
-        let text = cluster.admin.get("/metrics").await.unwrap();
-        if String::from_utf8_lossy(&text.body)
-            .lines()
-            .any(|line| line.starts_with("pointsman_kv_feed_live{") && line.ends_with(" 1"))
-        {
-            return cluster;
-        }
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-    panic!("the feed is not live");
+    cluster.kv_events_live().await.unwrap();
+    cluster
 }
 
 /// A chat with an image between two texts, and what a frontend that ran the image processor knows of it.
@@ -56,17 +45,7 @@ async fn ask(cluster: &TestCluster, body: &Value) -> (u64, u64) {
     let reply = cluster.client.post("/v1/chat/completions", &[], body.to_string()).await.unwrap();
     assert_eq!(reply.status, 200, "{reply:?}");
     cluster.at_rest().await.unwrap();
-    let published = cluster.sims[0].state().kv_messages;
-    for _ in 0..400 {
-        let text = cluster.admin.get("/metrics").await.unwrap();
-        let text = String::from_utf8_lossy(&text.body).into_owned();
-        let line = text.lines().find(|line| line.starts_with("pointsman_kv_feed_messages_total{")).unwrap();
-        if line.rsplit(' ').next().unwrap().parse::<u64>().unwrap() >= published {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-    cluster.gateway.state().router.index().flush();
+    cluster.kv_events_applied().await.unwrap();
     let list = cluster.admin.get("/decisions?limit=1").await.unwrap().json().unwrap();
     let cached = &list["decisions"][0]["outcome"]["cached_tokens"];
     (cached["predicted"].as_u64().unwrap(), cached["reported"].as_u64().unwrap() / 16 * 16)

@@ -63,7 +63,8 @@ async fn c3_a_hint_pins_prefill_then_a_live_session_then_the_policy_and_a_pin_is
     let pins = [("x-prefill-instance-id", "1"), ("x-worker-instance-id", "3")];
     let mut stream = cluster.client.stream(CHAT, &pins, long).await.unwrap();
     stream.next().await.unwrap();
-    assert_eq!(cluster.booked(), 1, "the pinned decode worker is booked");
+    let is_booked = |cluster: &TestCluster| cluster.booked() == 1;
+    cluster.until("only the pinned decode worker is booked", is_booked).await.unwrap();
     drop(stream);
     cluster.at_rest().await.unwrap();
 }
@@ -584,12 +585,12 @@ async fn h1_an_engine_that_is_slow_or_fails_to_tokenize_costs_the_tokens_only() 
         }
         // The engine never answers: without the limit there would be no end.
         assert!(began.elapsed() < Duration::from_secs(30));
+        cluster.at_rest().await.unwrap();
         let metrics = cluster.admin.get("/metrics").await.unwrap().body;
         let metrics = String::from_utf8_lossy(&metrics);
         for reason in [reason, "engine_paused"] {
             let line = format!("pointsman_not_tokenized_total{{reason=\"{reason}\"}}");
             assert!(metrics.contains(&line), "{line}");
         }
-        cluster.at_rest().await.unwrap();
     }
 }

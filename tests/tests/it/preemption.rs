@@ -113,9 +113,9 @@ async fn l5_a_request_of_a_higher_class_is_served_at_once_and_the_paused_stream_
             config.timeouts.booking = Duration::from_secs(1);
         })
         .await;
-        let undisturbed = normal(&stream(&cluster, path, tokens(800)).await);
-        let low = Begun::of(&cluster, path, LOW, tokens(800)).await;
-        let high = Begun::of(&cluster, CHAT, HIGH, tokens(400)).await;
+        let undisturbed = normal(&without_comments(stream(&cluster, path, tokens(1_000)).await));
+        let low = Begun::of(&cluster, path, LOW, tokens(1_000)).await;
+        let high = Begun::of(&cluster, CHAT, HIGH, tokens(1_000)).await;
         // L5.1
         assert!(high.2 < SOON, "{dialect:?} {roles:?}: {:?}", high.2);
         assert_eq!(paused(&cluster), 1);

@@ -406,6 +406,8 @@ async fn i8_a_realtime_session_waits_in_the_queue_and_may_ask_for_the_decisions(
         tokio_tungstenite::client_async(request, stream).await
     };
     let ends = async {
+        let waits = |cluster: &TestCluster| cluster.gateway.state().queue.waiting() == 1;
+        cluster.until("the second one waits", waits).await.unwrap();
         tokio::time::sleep(Duration::from_millis(100)).await;
         first.close(None).await.unwrap();
     };

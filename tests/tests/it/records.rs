@@ -1,6 +1,6 @@
 //! Predictions from the gateway's own decisions: of prompts that workers took, not of those they refused.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::collections::BTreeMap;
 
 use pointsman_gateway::config::Config;
 use pointsman_sim::{Dialect, Role};
@@ -49,7 +49,7 @@ async fn ask(cluster: &TestCluster, prompt: &str) -> u16 {
 async fn blocks(cluster: &TestCluster) -> f64 {
     cluster.at_rest().await.unwrap();
     // The index is told by a queue.
-    tokio::time::sleep(Duration::from_millis(50)).await;
+    cluster.gateway.state().router.index().flush();
     cluster.metric("pointsman_index_blocks").await.unwrap()[0]
 }
 

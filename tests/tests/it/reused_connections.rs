@@ -67,10 +67,10 @@ async fn i2_a_connection_that_is_closed_as_the_request_is_sent_is_not_a_failure(
             // I2.9
             assert_eq!(reply.status.as_u16(), 200, "{request}: {reply:?}");
         }
+        cluster.at_rest().await.unwrap();
         // I2.9
         let legs = cluster.metric("pointsman_legs_total{").await.unwrap();
         assert_eq!((legs.as_slice(), engine.requests().len()), ([4.0].as_slice(), 7), "none failed");
-        cluster.at_rest().await.unwrap();
     }
 }
 
@@ -107,6 +107,7 @@ async fn i2_a_connection_that_was_just_used_and_is_closed_is_retried_over_a_new_
             // I2.11
             assert_eq!(reply.status.as_u16(), 200, "{request}: {reply:?}");
         }
+        cluster.at_rest().await.unwrap();
         // I2.11
         let legs = r#"pointsman_legs_total{leg="aggregated",engine="openai",outcome="#;
         let counted = async |outcome| cluster.metric(&format!("{legs}\"{outcome}\"")).await.unwrap();
@@ -114,7 +115,6 @@ async fn i2_a_connection_that_was_just_used_and_is_closed_is_retried_over_a_new_
         assert_eq!(engine.requests().len(), 11);
         let failed = cluster.metric("pointsman_worker_failing{").await.unwrap();
         assert!(failed.iter().all(|failing| *failing == 0.0), "the worker did not fail");
-        cluster.at_rest().await.unwrap();
     }
 }
 
@@ -348,7 +348,7 @@ async fn i12_a_stored_response_is_retried_elsewhere_unless_an_engine_may_go_on_w
         let engines = [start().await.unwrap(), start().await.unwrap()];
         let cluster = TestClusterBuilder::new()
             .config(|config| {
-                config.timeouts.whole_head = Duration::from_millis(500);
+                config.timeouts.whole_head = Duration::from_secs(1);
                 for engine in &engines {
                     let flag = format!("role=aggregated,engine=openai,url=http://{}", engine.address);
                     config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());

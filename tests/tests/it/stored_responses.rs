@@ -52,7 +52,11 @@ async fn place_of(cluster: &TestCluster, id: &str) -> usize {
 async fn i12_the_next_turn_goes_to_the_worker_that_stored_the_last_one() {
     let cluster = cluster(3, |_| {}).await;
     let mut places = BTreeSet::new();
-    for _ in 0..6 {
+    for round in 0..64 {
+        // Equal workers are chosen by chance.
+        if round >= 6 && places.len() > 1 {
+            break;
+        }
         let whole = first(&cluster.client).await;
         // Other requests move the round of the workers on.
         first(&cluster.client).await;
@@ -114,6 +118,7 @@ async fn i12_a_response_is_read_cancelled_and_deleted_where_it_is() {
         // I12.3, I_response_not_found
         assert_eq!((reply.status.as_u16(), reply.code().as_str()), (404, "response_not_found"), "{id}");
     }
+    cluster.at_rest().await.unwrap();
     let counted = cluster.metric("pointsman_requests_total{endpoint=\"stored_responses\"").await.unwrap();
     assert!(counted.iter().sum::<f64>() >= 40.0, "{counted:?}");
 }

@@ -193,13 +193,13 @@ async fn b7_the_only_worker_of_a_pool_is_not_put_aside() {
 async fn b7_an_engine_without_figures_is_stuck_after_three_deadlines_in_a_row() {
     let behaviour = Arc::new(Behaviour { tokens: AtomicU64::new(u64::MAX), ..Behaviour::default() });
     let change = |config: &mut Config| {
-        config.timeouts.whole_head = 300 * MS;
+        config.timeouts.whole_head = Duration::from_secs(2);
         config.routing.retries = 0;
     };
     let (cluster, engines) = two_in_turn(&behaviour, change).await;
     behaviour.hangs.store(true, Ordering::Relaxed);
     let (mut failed, mut turn) = (0, 0);
-    let end = Instant::now() + Duration::from_secs(20);
+    let end = Instant::now() + Duration::from_secs(60);
     while worker(&cluster, 2).stuck().is_none() && Instant::now() < end {
         failed += u32::from(ask(&cluster, turn).await == 504);
         turn += 1;
@@ -250,10 +250,10 @@ async fn b7_a_prefill_worker_is_stuck_when_the_deadlines_of_three_requests_pass(
 #[tokio::test]
 async fn b7_a_prefill_worker_whose_handoffs_do_not_finish_is_put_aside() {
     let mut builder = TestClusterBuilder::new().config(|config| {
-        config.timeouts.prefill_head = 300 * MS;
-        config.timeouts.head = 300 * MS;
+        config.timeouts.prefill_head = 1_000 * MS;
+        config.timeouts.head = 1_000 * MS;
         // The engine sends a head, and nothing after it.
-        config.timeouts.event_idle = 300 * MS;
+        config.timeouts.event_idle = 1_000 * MS;
         config.timeouts.request = Duration::from_secs(5);
     });
     for role in [Role::Prefill, Role::Prefill, Role::Decode, Role::Decode] {
@@ -292,8 +292,8 @@ async fn silent(behaviour: &Arc<Behaviour>, pause: Duration, dialect: &str) -> (
     })
     .await;
     let builder = TestClusterBuilder::new().config(|config| {
-        config.timeouts.event_idle = 500 * MS;
-        config.timeouts.event_idle_max = 2_500 * MS;
+        config.timeouts.event_idle = 1_000 * MS;
+        config.timeouts.event_idle_max = 4_000 * MS;
         config.timeouts.stream_comment = 200 * MS;
         config.probe.load_interval = 50 * MS;
         let flag = format!("id=1,role=aggregated,engine={dialect},url=http://{}", engine.address);
@@ -317,14 +317,15 @@ async fn i3_a_stream_that_is_silent_while_its_engine_works_goes_on_with_comments
     let counts = Behaviour { works: AtomicBool::new(true), ..Behaviour::default() };
     let says_running = Behaviour { tokens: AtomicU64::new(u64::MAX), ..Behaviour::default() };
     for behaviour in [counts, says_running] {
-        let (cluster, _engine) = silent(&Arc::new(behaviour), 1_500 * MS, "vllm").await;
+        let (cluster, _engine) = silent(&Arc::new(behaviour), 2_500 * MS, "vllm").await;
         let (text, took) = stream(&cluster).await;
         // I3.6
-        assert!(text.ends_with("data: [DONE]\n\n") && took >= 1_400 * MS, "{took:?} {text}");
+        assert!(text.ends_with("data: [DONE]\n\n") && took >= 2_400 * MS, "{took:?} {text}");
         // I3.8
         let events: Vec<&str> = text.split_terminator("\n\n").collect();
         let comments = events.iter().filter(|event| event.starts_with(": ")).count();
-        assert!((2..=8).contains(&comments), "{text}");
+        let most = usize::try_from(took.as_millis() / 200).unwrap() + 1;
+        assert!((2..=most).contains(&comments), "{took:?} {text}");
         assert!(events[0].starts_with("data: ") && events[1].starts_with(": "), "{text}");
         assert_eq!(events.len() - comments, 3, "{text}");
     }
@@ -348,14 +349,14 @@ async fn i3_an_sglang_engine_without_metrics_is_asked_for_its_load() {
             line if line.starts_with("POST") => {
                 let first = Act::Send([stream_head(), event("a", "null")].concat());
                 let rest = [event("b", "\"stop\""), chunk(b"data: [DONE]\n\n"), chunk(b"")].concat();
-                vec![first, Act::Pause(1_500 * MS), Act::Send(rest)]
+                vec![first, Act::Pause(2_500 * MS), Act::Send(rest)]
             }
             _ => vec![Act::Send(status("404 Not Found", "{}"))],
         })
         .await
         .unwrap();
         let builder = TestClusterBuilder::new().config(|config| {
-            config.timeouts.event_idle = 500 * MS;
+            config.timeouts.event_idle = 1_000 * MS;
             config.probe.load_interval = 50 * MS;
             let flag = format!("id=1,role=aggregated,engine=sglang,url=http://{}", engine.address);
             config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
@@ -379,11 +380,11 @@ async fn i3_a_stream_ends_when_nothing_moves_and_always_at_its_bound() {
     let unknown = Behaviour::default();
     let cases = [
         // I3.6
-        (still, "vllm", 500 * MS, "timeouts.event_idle"),
+        (still, "vllm", 1_000 * MS, "timeouts.event_idle"),
         // I3.7
-        (works, "vllm", 2_500 * MS, "timeouts.event_idle_max"),
+        (works, "vllm", 4_000 * MS, "timeouts.event_idle_max"),
         // I3.6: health checks are not progress, so that the stream may continue on another worker.
-        (unknown, "openai", 2_500 * MS, "timeouts.event_idle"),
+        (unknown, "openai", 4_000 * MS, "timeouts.event_idle"),
     ];
     for (behaviour, dialect, least, key) in cases {
         let (cluster, _engine) = silent(&Arc::new(behaviour), Duration::from_secs(60), dialect).await;
@@ -396,11 +397,11 @@ async fn i3_a_stream_ends_when_nothing_moves_and_always_at_its_bound() {
 
 #[tokio::test]
 async fn i3_a_stream_of_an_engine_without_figures_goes_on_while_its_health_checks_are_answered() {
-    // A model that thinks without output: three times timeouts.event_idle.
-    let (cluster, _engine) = silent(&Arc::new(Behaviour::default()), 1_500 * MS, "openai").await;
+    // A model that thinks without output: for more than twice timeouts.event_idle.
+    let (cluster, _engine) = silent(&Arc::new(Behaviour::default()), 2_500 * MS, "openai").await;
     let (text, took) = stream(&cluster).await;
     // I3.6
-    assert!(text.ends_with("data: [DONE]\n\n") && took >= 1_400 * MS, "{took:?} {text}");
+    assert!(text.ends_with("data: [DONE]\n\n") && took >= 2_400 * MS, "{took:?} {text}");
 }
 
 #[tokio::test]
@@ -423,7 +424,7 @@ async fn i3_comments_of_an_engine_are_no_events() {
     .await;
     let cluster = TestClusterBuilder::new()
         .config(|config| {
-            config.timeouts.event_idle = 500 * MS;
+            config.timeouts.event_idle = 1_000 * MS;
             config.timeouts.event_idle_max = 2_000 * MS;
             config.timeouts.head = 1_000 * MS;
             config.probe.load_interval = 50 * MS;

@@ -94,10 +94,8 @@ async fn a_prefill_worker_s_time_is_its_own_and_not_part_of_the_decode_worker_s(
 
 #[tokio::test]
 async fn f7_a_policy_sees_how_long_a_request_waited_in_the_queue() {
-    let slow = SimConfig {
-        overhead: Duration::from_millis(200),
-        ..SimConfig::instant(Dialect::Vllm, Role::Aggregated)
-    };
+    let slow =
+        SimConfig { overhead: Duration::from_secs(2), ..SimConfig::instant(Dialect::Vllm, Role::Aggregated) };
     let cluster = TestClusterBuilder::new()
         .config(|config| {
             config.queue.limit = 4;

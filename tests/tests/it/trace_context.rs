@@ -1,7 +1,7 @@
 //! Data of a request besides its prompt: its trace, its agent, canaries of health checks, and keys
 //! that have no effect here.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::collections::BTreeMap;
 
 use pointsman_sim::{Dialect, Role, SimConfig, SimHandle};
 use pointsman_tests::{TestCluster, TestClusterBuilder};
@@ -201,7 +201,7 @@ async fn i9_every_refusal_of_the_admin_port_has_one_shape_and_large_ids_are_text
     // I9.2
     assert_eq!((&worker["id"], &worker["id_text"]), (&json!(big), &json!(big.to_string())));
     cluster.client.post("/v1/chat/completions", &[], chat(json!({}))).await.unwrap();
-    tokio::time::sleep(Duration::from_millis(20)).await;
+    cluster.at_rest().await.unwrap();
     let decisions = cluster.admin.get("/decisions").await.unwrap();
     assert!(String::from_utf8_lossy(&decisions.body).contains(&format!("\"{big}\"")), "{:?}", decisions.body);
     let decision = &decisions.json().unwrap()["decisions"][0];

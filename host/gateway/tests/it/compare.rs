@@ -4,9 +4,9 @@
 
 use std::{
     fs,
+    io::{BufRead as _, BufReader, Read as _},
     path::Path,
     process::{Command, Output, Stdio},
-    time::Duration,
 };
 
 use pointsman_test_guests::HOSTILE;
@@ -260,12 +260,19 @@ fn ctrl_c_ends_with_the_seeds_that_are_over_and_code_130() {
     command.current_dir(directory.path()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command.args(["compare", "--trace", "t.jsonl", "--trace-block", "64", "--limit", "20", "--engines", "2"]);
     command.args(["--arm", "kv", "--seeds", "1000", "--json", "r.json"]);
-    let child = command.spawn().expect("the binary runs");
-    std::thread::sleep(Duration::from_millis(2_500));
+    let mut child = command.spawn().expect("the binary runs");
+    let mut stderr = BufReader::new(child.stderr.take().expect("piped"));
+    let mut told = String::new();
+    // Some of the runs are over.
+    let is_progress = |line: &str| line.contains(" requests in all runs") && !line.contains(": 0 % ");
+    while !told.lines().any(is_progress) {
+        assert!(stderr.read_line(&mut told).expect("read") > 0, "the runs ended before: {told}");
+    }
     let killed = Command::new("kill").args(["-INT", &child.id().to_string()]).status().expect("kill runs");
     assert!(killed.success(), "the runs ended before");
     let output = child.wait_with_output().expect("it ends");
-    let (table, told) = (text(&output.stdout), text(&output.stderr));
+    stderr.read_to_string(&mut told).expect("read");
+    let table = text(&output.stdout);
     assert_eq!(output.status.code(), Some(130), "{told}");
     assert!(told.contains("interrupted: the runs end"), "{told}");
     assert!(

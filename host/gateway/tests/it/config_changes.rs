@@ -5,18 +5,23 @@
 use std::{
     fs,
     io::{Read as _, Write as _},
-    net::{SocketAddr, TcpListener, TcpStream},
+    net::{SocketAddr, TcpStream},
     process::{Child, Command, Stdio},
     thread,
     time::Duration,
 };
 
 use pointsman_gateway::config::KeyDigest;
+use pointsman_rig::fleet::free_port;
 use tempfile::TempDir;
 use tokio::time::Instant;
 
 /// Longest time for anything that a test waits for.
 const LIMIT: Duration = Duration::from_secs(120);
+
+fn free_address() -> SocketAddr {
+    SocketAddr::from(([127, 0, 0, 1], free_port().unwrap()))
+}
 
 /// A gateway with the configuration `p.toml` of its directory.
 struct Gateway {
@@ -75,7 +80,7 @@ impl Drop for Gateway {
 
 #[test]
 fn n1_a_key_that_is_revoked_while_the_gateway_starts_is_refused() {
-    let clients = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let clients = free_address();
     let dir = tempfile::tempdir().unwrap();
     let (config, key_file) = (dir.path().join("p.toml"), dir.path().join("keys/b.toml"));
     let entry = |key: &str| format!("[[auth.keys]]\nid = '{key}'\ndigest = '{}'\n", KeyDigest::sha256(key));
@@ -124,8 +129,7 @@ sys.stdin.read()
 
 #[test]
 fn n1_a_configuration_file_that_does_not_answer_is_reported() {
-    let addresses = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap());
-    let [clients, admin] = addresses;
+    let [clients, admin] = [(); 2].map(|()| free_address());
     let dir = tempfile::tempdir().unwrap();
     let text = format!("[server]\nlisten = '{clients}'\nadmin_listen = '{admin}'\n");
     fs::write(dir.path().join("p.toml"), text).unwrap();

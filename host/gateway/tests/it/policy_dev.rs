@@ -358,10 +358,10 @@ fn a_newer_save_ends_a_build(project: &Path, good: &str, dev: &mut Dev) {
 
 fn a_build_has_a_limit(project: &Path) {
     let pid = stuck(project);
-    let mut dev = Dev::start(project, &["--once", "--timeout", "8"]);
+    let mut dev = Dev::start(project, &["--once", "--timeout", "24"]);
     let process = process_of(&pid);
     // O5.6
-    dev.until("build     it took more than 8 s and was ended");
+    dev.until("build     it took more than 24 s and was ended");
     assert_eq!(dev.wait().code(), Some(1));
     // O5.6
     assert!(is_gone(&process));

@@ -11,12 +11,12 @@
 use std::{
     fs,
     io::{BufRead, BufReader},
-    net::TcpListener,
     path::Path,
     process::{Child, Command, Stdio},
 };
 
 use pointsman_embedded_policies::LEAST_LOADED;
+use pointsman_rig::fleet::free_port;
 use serde_json::Value;
 
 use crate::programs;
@@ -48,6 +48,9 @@ impl Drop for Shell {
     }
 }
 
+/// Ports of the pages.
+const WRITTEN: [&str; 5] = ["8001", "8002", "8003", "8080", "9090"];
+
 /// A folder in which the README's commands run, and the ports that take the place of its own: those may be
 /// taken on this machine, and are the only thing that differs from the text.
 struct Terminal {
@@ -57,15 +60,19 @@ struct Terminal {
 
 impl Terminal {
     fn open() -> Self {
-        let held: Vec<TcpListener> = (0..5).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
-        let ports = held.iter().map(|port| port.local_addr().unwrap().port().to_string()).collect();
+        let free = std::iter::repeat_with(|| free_port().unwrap().to_string());
+        // Within a port that contains one of the pages, that one would be replaced too.
+        let ports =
+            free.filter(|free| !WRITTEN.iter().any(|written| free.contains(written))).take(5).collect();
         Self { dir: tempfile::tempdir().unwrap(), ports }
     }
 
     fn bash(&self, script: &str) -> Command {
         use std::os::unix::process::CommandExt as _;
-        let written = ["8001", "8002", "8003", "8080", "9090"].iter().zip(&self.ports);
-        let script = written.fold(script.to_owned(), |text, (port, free)| text.replace(port, free));
+        let script = WRITTEN
+            .iter()
+            .zip(&self.ports)
+            .fold(script.to_owned(), |text, (port, free)| text.replace(port, free));
         // Without flags, these are the defaults.
         let [.., clients, admin] = &self.ports[..] else { panic!("{:?}", self.ports) };
         let listen =

@@ -20,6 +20,7 @@ use envoy_types::pb::envoy::{
     },
 };
 use futures_util::{StreamExt as _, stream};
+use pointsman_rig::fleet::free_port;
 use reqwest::Client;
 use serde_json::json;
 use tokio::{
@@ -132,7 +133,8 @@ async fn tokens(client: &Client, engine: &str, observer: &str, prompt: &[u32]) {
 async fn s5_kv_events_tell_which_engine_served_and_the_forecast_of_the_router_is_near() {
     let scene = Scene::start(&[]).await;
     let client = client();
-    // The feeds connect.
+    scene.until_connected().await;
+    // The engines accept the connections.
     tokio::time::sleep(Duration::from_secs(1)).await;
     let observer = format!("http://127.0.0.1:{}", scene.port);
     for number in 0..40_u32 {
@@ -143,7 +145,8 @@ async fn s5_kv_events_tell_which_engine_served_and_the_forecast_of_the_router_is
             (0..(200 + 20 * (number / 8))).map(|token| conversation * 1_000 + token).collect();
         tokens(&client, &engine, &observer, &prompt).await;
     }
-    tokio::time::sleep(Duration::from_millis(500)).await;
+    // The last events arrive.
+    tokio::time::sleep(Duration::from_secs(2)).await;
     let printed = scene.dir.path().join("printed");
     let queried: u64 = scene.engines.iter().map(|engine| engine.state().prefix_queries).sum();
     let cached: u64 = scene.engines.iter().map(|engine| engine.state().prefix_hits).sum();
@@ -212,20 +215,19 @@ async fn s5_nginx_loses_nothing_when_the_observer_is_stopped_or_dead() {
 #[tokio::test(flavor = "multi_thread")]
 async fn s5_envoy_loses_nothing_when_the_observer_is_stopped_or_dead() {
     let scene = Scene::start_with_log("trace", &[]).await;
-    let Some((_envoy, base)) = scene.envoy("observe.yaml").await else { return };
+    let Some((_envoy, base)) = scene.envoy("observe.yaml", false).await else { return };
     assert_nothing_is_lost(scene, &base).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn s5_what_envoy_copies_is_in_the_trace() {
     let scene = Scene::start(&[]).await;
-    let Some((_envoy, base)) = scene.envoy("observe.yaml").await else { return };
+    let Some((envoy, base)) = scene.envoy("observe.yaml", true).await else { return };
     let client = client();
     for number in 0..20 {
         chat(&client, &base, number).await;
     }
-    // Envoy does not wait for the last copy.
-    tokio::time::sleep(Duration::from_millis(500)).await;
+    envoy.until_copied(&client, 20).await;
     let printed = scene.dir.path().join("printed");
     let text = scene.observer.end(&printed);
     // S5.1
@@ -255,7 +257,7 @@ async fn ask(client: &Client, base: &str, body: serde_json::Value) -> (u16, Stri
 async fn s5_what_envoy_shows_with_answers_has_engine_and_length() {
     // Without KV events and with prompts of text, a copy would leave the engine to a guess.
     let scene = Scene::start(&[]).await;
-    let Some((_envoy, base)) = scene.envoy("observe-answers.yaml").await else { return };
+    let Some((envoy, base)) = scene.envoy("observe-answers.yaml", true).await else { return };
     let client = client();
     for number in 0..30 {
         let messages = json!([{"role": "user", "content": format!("{MARKER} {number}")}]);
@@ -271,8 +273,7 @@ async fn s5_what_envoy_shows_with_answers_has_engine_and_length() {
     let refused =
         json!({"model": "tiny", "max_tokens": 0, "messages": [{"role": "user", "content": MARKER}]});
     assert_eq!(ask(&client, &base, refused).await.0, 400);
-    // Envoy does not wait for the observer.
-    tokio::time::sleep(Duration::from_millis(500)).await;
+    envoy.until_copied(&client, 31).await;
     let (out, printed) = (scene.out(), scene.dir.path().join("printed"));
     let text = scene.observer.end(&printed);
     // S5.9
@@ -372,7 +373,7 @@ async fn s5_requests_that_failed_are_left_out_and_those_that_envoy_holds_pass() 
 #[tokio::test(flavor = "multi_thread")]
 async fn s5_envoy_loses_no_answer_when_the_observer_it_shows_them_to_is_stopped_or_dead() {
     let scene = Scene::start_with_log("trace", &[]).await;
-    let Some((_envoy, base)) = scene.envoy("observe-answers.yaml").await else { return };
+    let Some((_envoy, base)) = scene.envoy("observe-answers.yaml", false).await else { return };
     assert_nothing_is_lost(scene, &base).await;
 }
 
@@ -523,7 +524,8 @@ async fn s5_engines_that_do_not_answer_are_named_at_once_and_none_is_an_error() 
     };
     let answers = metrics_server("vllm:num_requests_running 0\n".to_owned(), Duration::ZERO).await;
     let other = metrics_server("<html></html>".to_owned(), Duration::ZERO).await;
-    let (gone, twice) = (format!("http://127.0.0.1:{}", scene::free_port()), format!("{answers},{answers}/"));
+    let gone = format!("http://127.0.0.1:{}", free_port().unwrap());
+    let twice = format!("{answers},{answers}/");
     let run = |workers: String| tokio::task::spawn_blocking(move || observe(&workers));
     let (code, text) = run(format!("{gone},{answers},{other}")).await.unwrap();
     // S5.11

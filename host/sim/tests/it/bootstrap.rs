@@ -90,8 +90,7 @@ async fn a_prefill_that_leaves_fails_its_decode_at_once() {
 async fn a_decode_that_leaves_fails_its_prefill() {
     let decode = start(Dialect::Sglang, Role::Decode).await;
     let prefill =
-        start_with(Dialect::Sglang, Role::Prefill, |config| config.overhead = Duration::from_millis(200))
-            .await;
+        start_with(Dialect::Sglang, Role::Prefill, |config| config.overhead = Duration::from_secs(3)).await;
     let body = body(&prefill, 10);
     let second = open(&decode, PATH, &body).await;
     let leaving = async {

@@ -107,7 +107,7 @@ async fn test_worker(owner: &'static str) -> TestWorker {
 }
 
 async fn until(what: &str, condition: impl Fn() -> bool) {
-    for _ in 0..1_000 {
+    for _ in 0..12_000 {
         if condition() {
             return;
         }
@@ -193,6 +193,8 @@ async fn b8_blocks_end_when_their_engine_falls_asleep() {
 #[tokio::test]
 async fn a_worker_of_another_engine_stays_out() {
     let test = test_worker("sglang").await;
+    until("refused", || test.worker.ineligible() == Some(Ineligible::Misconfigured)).await;
+    // It stays so while more probes succeed.
     tokio::time::sleep(Duration::from_millis(100)).await;
     assert_eq!(test.worker.ineligible(), Some(Ineligible::Misconfigured));
     test.stop.cancel();

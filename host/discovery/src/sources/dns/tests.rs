@@ -158,7 +158,7 @@ impl Running {
     }
 
     async fn until(&self, what: &str, check: impl Fn(&Self) -> bool) {
-        for _ in 0..1_000 {
+        for _ in 0..6_000 {
             if check(self) {
                 return;
             }

@@ -3,12 +3,12 @@
 #![allow(clippy::print_stderr, reason = "a test says that it was skipped")]
 
 use std::{
-    net::TcpListener,
     path::Path,
     process::{Child, Command, Stdio},
     sync::Arc,
 };
 
+use pointsman_rig::fleet::free_port;
 use pointsman_workers::Registry;
 use tokio_util::{
     sync::{CancellationToken, DropGuard},
@@ -31,9 +31,7 @@ struct Etcd {
 
 impl Etcd {
     async fn start() -> Option<Self> {
-        let free =
-            || TcpListener::bind("127.0.0.1:0").and_then(|socket| Ok(socket.local_addr()?.port())).unwrap();
-        let (ports, data) = ([free(), free()], tempfile::tempdir().unwrap());
+        let (ports, data) = ([(); 2].map(|()| free_port().unwrap()), tempfile::tempdir().unwrap());
         let process = spawn(data.path(), ports)?;
         let client = http::client(&TlsFiles::default(), "http://127.0.0.1").unwrap();
         let etcd = Self { process, data, ports, client };
@@ -151,7 +149,7 @@ impl Running {
     }
 
     async fn until(&self, what: &str, check: impl Fn(&Self) -> bool) {
-        for _ in 0..1_500 {
+        for _ in 0..6_000 {
             if check(self) {
                 return;
             }

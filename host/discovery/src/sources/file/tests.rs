@@ -35,7 +35,7 @@ fn run(path: &Path) -> Running {
 
 impl Running {
     async fn until(&self, what: &str, check: impl Fn(&Self) -> bool) {
-        for _ in 0..1_000 {
+        for _ in 0..12_000 {
             if check(self) {
                 return;
             }

@@ -3,7 +3,7 @@
 use std::{
     fs,
     io::{BufRead as _, BufReader, Read, Write as _},
-    net::{TcpListener, TcpStream},
+    net::TcpStream,
     path::{Path, PathBuf},
     process::{Child, ChildStdin, Command, ExitStatus, Stdio},
     sync::{
@@ -15,6 +15,7 @@ use std::{
 };
 
 use parking_lot::Mutex;
+use pointsman_rig::fleet::free_port;
 use pointsman_sim::{Dialect, Role, Sim, SimConfig, SimHandle};
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -40,9 +41,7 @@ impl Gateway {
         for _ in 0..2 {
             engines.push(Sim::start(SimConfig::instant(Dialect::Vllm, Role::Aggregated)).await.unwrap());
         }
-        // Both are bound at the same time, so that they differ.
-        let free = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
-        let [listen, admin] = free.map(|free| free.local_addr().unwrap().to_string());
+        let [listen, admin] = [(); 2].map(|()| format!("127.0.0.1:{}", free_port().unwrap()));
         let mut config = format!(
             "[server]\nlisten = '{listen}'\nadmin_listen = '{admin}'\nthreads = 1\n[probe]\ninterval = '50ms'\n\
              [policies]\ndir = '{}/policies'\nrescan = '500ms'\n",
