@@ -1,13 +1,7 @@
 //! The commands `pointsman compare` and `pointsman trace`.
 
-use std::{
-    fs::File,
-    io::{BufWriter, Write as _},
-    path::PathBuf,
-    process::ExitCode,
-};
+use std::{path::PathBuf, process::ExitCode};
 
-use anyhow::Context as _;
 use clap::{Args, Subcommand, ValueEnum};
 use pointsman_cli::print;
 use tokio::time::Duration;
@@ -15,7 +9,7 @@ use tokio::time::Duration;
 use crate::{
     decision_log::ExportArgs,
     generate::{Shape, Workload, generate},
-    output_file::output_file,
+    output_file::{check_is_other_file, output_file, write_file},
     trace::{Trace, TraceFormat},
 };
 
@@ -151,6 +145,7 @@ impl TraceCommand {
     pub fn run(&self) -> anyhow::Result<ExitCode> {
         let (trace, output) = match self {
             Self::Import(args) => {
+                check_is_other_file(&args.file, &args.output)?;
                 let format = args.format.map(Into::into);
                 let trace = Trace::read(&args.file, format, args.trace_block, args.skip_bad)?;
                 let trace =
@@ -168,10 +163,7 @@ impl TraceCommand {
             }
             Self::Run(args) => return args.run(),
         };
-        let file = File::create(output).with_context(|| format!("cannot write {}", output.display()))?;
-        let mut out = BufWriter::new(file);
-        trace.write_mooncake(&mut out)?;
-        out.flush()?;
+        write_file(output, |out| trace.write_mooncake(out))?;
         for note in &trace.notes {
             print(&format!("warning: {note}\n"))?;
         }

@@ -1,6 +1,7 @@
 //! The command `pointsman compare`.
 
 use std::{
+    io::Write as _,
     num::NonZeroUsize,
     path::{Path, PathBuf},
     process::ExitCode,
@@ -13,7 +14,7 @@ use pointsman_workers::Role;
 use tokio::time::Duration;
 
 use super::{Format, positive, print, progress};
-use crate::output_file::output_file;
+use crate::output_file::{output_file, write_file};
 use crate::{
     arm::Arm,
     fleet::{EngineGroup, Fleet, StepTimeSpec},
@@ -293,8 +294,11 @@ fn check_folder(path: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Writes a file completely, or leaves it as it was.
+/// Writes a file completely, or leaves it as it was. A device or a pipe is written to, and not replaced.
 fn write(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
+    if path.metadata().is_ok_and(|file| !file.is_file()) {
+        return write_file(path, |out| out.write_all(bytes));
+    }
     let mut partial = path.as_os_str().to_owned();
     partial.push(".partial");
     let written = std::fs::write(&partial, bytes).and_then(|()| std::fs::rename(&partial, path));

@@ -1,21 +1,15 @@
 //! `pointsman trace run`: one run, request by request.
 
-use std::{
-    fs::File,
-    io::{BufWriter, Write as _},
-    path::PathBuf,
-    process::ExitCode,
-};
+use std::{io::Write as _, path::PathBuf, process::ExitCode};
 
-use anyhow::Context as _;
 use clap::Args;
 use serde_json::json;
 
-use crate::output_file::output_file;
 use crate::{
     arm::Arm,
     fleet::Fleet,
     outcome::Outcome,
+    output_file::{check_is_other_file, output_file, write_file},
     run::{ExchangedMessages, RunOptions, read_draws, run_with_draws},
     trace::Trace,
 };
@@ -54,6 +48,7 @@ pub struct RunArgs {
 
 impl RunArgs {
     pub(super) fn run(&self) -> anyhow::Result<ExitCode> {
+        check_is_other_file(&self.file, &self.output)?;
         let trace = Trace::read(&self.file, None, self.trace_block, self.skip_bad)?;
         let fleet = Fleet::read(&self.fleet)?;
         let arm = Arm::parse(&self.arm)?;
@@ -62,12 +57,10 @@ impl RunArgs {
         let options = RunOptions { seed: self.seed, fixed_schedule, ..RunOptions::default() };
         let result = run_with_draws(&arm, &trace, &fleet, options, draws)?;
         let output = &self.output;
-        let file = File::create(output).with_context(|| format!("cannot write {}", output.display()))?;
-        let mut out = BufWriter::new(file);
-        for (number, outcome) in result.outcomes.iter().enumerate() {
-            writeln!(out, "{}", line(number, outcome))?;
-        }
-        out.flush()?;
+        write_file(output, |out| {
+            let mut outcomes = result.outcomes.iter().enumerate();
+            outcomes.try_for_each(|(number, outcome)| writeln!(out, "{}", line(number, outcome)))
+        })?;
         let told = match result.exchanged {
             ExchangedMessages { messages: 0, .. } => String::new(),
             ExchangedMessages { messages, bytes } => {
