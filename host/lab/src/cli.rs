@@ -10,31 +10,17 @@ use crate::{
     decision_log::ExportArgs,
     generate::{Shape, Workload, generate},
     output_file::{check_is_other_file, output_file, write_file},
-    trace::{Trace, TraceFormat},
+    trace::Trace,
 };
 
 mod compare;
 mod progress;
+mod trace_args;
 mod trace_run;
 
 pub use compare::CompareArgs;
+use trace_args::TraceArgs;
 pub use trace_run::RunArgs;
-
-/// Format of a trace file.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub enum Format {
-    /// Mooncake's JSONL, with or without the further keys that `trace export` writes.
-    Mooncake,
-    /// Mooncake's JSONL in which a later turn has only what it adds to its session, as in AIPerf's agentic
-    /// datasets.
-    MooncakeDelta,
-    /// Qwen's usage traces.
-    Qwen,
-    /// Azure's LLM inference traces.
-    Azure,
-    /// BurstGPT.
-    Burstgpt,
-}
 
 /// Traces: convert, generate and run.
 #[derive(Debug, Subcommand)]
@@ -54,15 +40,8 @@ pub enum TraceCommand {
 pub struct ImportArgs {
     /// The trace.
     file: PathBuf,
-    /// Format of the trace [default: found from its first line].
-    #[arg(long)]
-    format: Option<Format>,
-    /// Number of tokens in a block of `hash_ids` [default: 512; 16 for Qwen's traces].
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65_536))]
-    trace_block: Option<u32>,
-    /// Skip malformed lines, and count them.
-    #[arg(long)]
-    skip_bad: bool,
+    #[command(flatten)]
+    reading: TraceArgs,
     /// Start this many sessions a second, at random times (Poisson), instead of at the times in the file.
     #[arg(long, value_parser = positive)]
     rate: Option<f64>,
@@ -125,18 +104,6 @@ fn positive(text: &str) -> Result<f64, String> {
     (1e-6..=1e9).contains(&value).then_some(value).ok_or_else(named)
 }
 
-impl From<Format> for TraceFormat {
-    fn from(format: Format) -> Self {
-        match format {
-            Format::Mooncake => Self::Mooncake,
-            Format::MooncakeDelta => Self::MooncakeDelta,
-            Format::Qwen => Self::Qwen,
-            Format::Azure => Self::Azure,
-            Format::Burstgpt => Self::BurstGpt,
-        }
-    }
-}
-
 impl TraceCommand {
     /// Runs the command.
     ///
@@ -146,8 +113,7 @@ impl TraceCommand {
         let (trace, output) = match self {
             Self::Import(args) => {
                 check_is_other_file(&args.file, &args.output)?;
-                let format = args.format.map(Into::into);
-                let trace = Trace::read(&args.file, format, args.trace_block, args.skip_bad)?;
+                let trace = args.reading.read(&args.file, None)?;
                 let trace =
                     args.rate.into_iter().fold(trace, |trace, rate| trace.with_starts(rate, args.seed));
                 (trace, &args.output)
@@ -164,12 +130,11 @@ impl TraceCommand {
             Self::Run(args) => return args.run(),
         };
         write_file(output, |out| trace.write_mooncake(out))?;
-        for note in &trace.notes {
-            print(&format!("warning: {note}\n"))?;
-        }
+        print_notes(&trace)?;
+        let read = trace.format.map_or_else(String::new, |format| format!(", read as {}", format.name()));
         let span = trace.requests.last().map_or(Duration::ZERO, |request| request.at);
         print(&format!(
-            "{}: {} requests in {:.0} s, blocks of {} tokens, {} malformed lines left out; an unlimited cache would \
+            "{}: {} requests in {:.0} s{read}, blocks of {} tokens, {} malformed lines left out; an unlimited cache would \
              hit {:.1} % of their blocks\n",
             output.display(),
             trace.requests.len(),
@@ -180,6 +145,11 @@ impl TraceCommand {
         ))?;
         Ok(ExitCode::SUCCESS)
     }
+}
+
+/// Prints what a reader of a trace's results has to know.
+fn print_notes(trace: &Trace) -> anyhow::Result<()> {
+    trace.notes.iter().try_for_each(|note| print(&format!("warning: {note}\n")))
 }
 
 impl GenerateArgs {

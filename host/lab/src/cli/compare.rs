@@ -13,7 +13,7 @@ use clap::Args;
 use pointsman_workers::Role;
 use tokio::time::Duration;
 
-use super::{Format, positive, print, progress};
+use super::{positive, print, progress, trace_args::TraceArgs};
 use crate::output_file::{output_file, write_file};
 use crate::{
     arm::Arm,
@@ -58,15 +58,8 @@ pub struct CompareArgs {
     /// BurstGPT CSV.
     #[arg(long)]
     trace: PathBuf,
-    /// Format of the trace [default: found from its first line].
-    #[arg(long)]
-    format: Option<Format>,
-    /// Number of tokens in a block of the trace's `hash_ids` [default: 512; 16 for Qwen's traces].
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65_536))]
-    trace_block: Option<u32>,
-    /// Skip malformed lines, and count them.
-    #[arg(long)]
-    skip_bad: bool,
+    #[command(flatten)]
+    reading: TraceArgs,
     /// Use only this many requests from the start of the trace.
     #[arg(long)]
     limit: Option<usize>,
@@ -162,8 +155,7 @@ impl CompareArgs {
             self.svg.is_none() || self.speed.len() > 1,
             "--svg draws goodput over load: give --speed more than one value"
         );
-        let trace = Trace::read(&self.trace, self.format.map(Into::into), self.trace_block, self.skip_bad)?;
-        let trace = trace.truncated(self.limit.unwrap_or(usize::MAX));
+        let trace = self.reading.read(&self.trace, self.limit)?;
         ensure!(!trace.requests.is_empty(), "--limit leaves no request of the trace");
         ensure!(
             !self.max_load || trace.arrivals_s(self.fixed_schedule) > 0.0,

@@ -5,13 +5,13 @@ use std::{io::Write as _, path::PathBuf, process::ExitCode};
 use clap::Args;
 use serde_json::json;
 
+use super::{print_notes, trace_args::TraceArgs};
 use crate::{
     arm::Arm,
     fleet::Fleet,
     outcome::Outcome,
     output_file::{check_is_other_file, output_file, write_file},
     run::{ExchangedMessages, RunOptions, read_draws, run_with_draws},
-    trace::Trace,
 };
 
 /// Arguments of `trace run`.
@@ -19,12 +19,8 @@ use crate::{
 pub struct RunArgs {
     /// Trace file.
     file: PathBuf,
-    /// Number of tokens in a block of `hash_ids` [default: 512; 16 for Qwen's traces].
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65_536))]
-    trace_block: Option<u32>,
-    /// Skip malformed lines.
-    #[arg(long)]
-    skip_bad: bool,
+    #[command(flatten)]
+    reading: TraceArgs,
     /// Fleet file (TOML).
     #[arg(long)]
     fleet: PathBuf,
@@ -49,7 +45,7 @@ pub struct RunArgs {
 impl RunArgs {
     pub(super) fn run(&self) -> anyhow::Result<ExitCode> {
         check_is_other_file(&self.file, &self.output)?;
-        let trace = Trace::read(&self.file, None, self.trace_block, self.skip_bad)?;
+        let trace = self.reading.read(&self.file, None)?;
         let fleet = Fleet::read(&self.fleet)?;
         let arm = Arm::parse(&self.arm)?;
         let draws = self.draws.as_deref().map(read_draws).transpose()?.unwrap_or_default();
@@ -61,6 +57,7 @@ impl RunArgs {
             let mut outcomes = result.outcomes.iter().enumerate();
             outcomes.try_for_each(|(number, outcome)| writeln!(out, "{}", line(number, outcome)))
         })?;
+        print_notes(&trace)?;
         let told = match result.exchanged {
             ExchangedMessages { messages: 0, .. } => String::new(),
             ExchangedMessages { messages, bytes } => {
