@@ -9,6 +9,7 @@ mod azure;
 mod block_ids;
 mod burst_gpt;
 mod csv;
+mod models;
 mod mooncake;
 mod mooncake_delta;
 mod open;

@@ -17,12 +17,21 @@ pub(super) struct TraceArgs {
     /// Skip malformed lines, and count them.
     #[arg(long)]
     skip_bad: bool,
+    /// Use only requests of this model.
+    #[arg(long)]
+    model: Option<String>,
 }
 
 impl TraceArgs {
     /// Reads the first `limit` requests of a trace that these arguments select.
     pub(super) fn read(&self, path: &Path, limit: Option<usize>) -> anyhow::Result<Trace> {
         let trace = Trace::read(path, self.format, self.trace_block, self.skip_bad)?;
-        Ok(trace.truncated(limit.unwrap_or(usize::MAX)))
+        let trace = match &self.model {
+            Some(model) => trace.of_model(model).map_err(anyhow::Error::msg)?,
+            None => trace,
+        };
+        let mut trace = trace.truncated(limit.unwrap_or(usize::MAX));
+        trace.note_models();
+        Ok(trace)
     }
 }
