@@ -5,6 +5,8 @@
 
 use serde::Deserialize;
 
+use crate::text::clean;
+
 mod decisions;
 
 pub use decisions::{
@@ -314,6 +316,15 @@ impl Worker {
     /// `eligible`, or the reason why the worker gets no request.
     pub fn state(&self) -> &str {
         self.ineligible.as_deref().unwrap_or(if self.paused { "paused" } else { "eligible" })
+    }
+
+    /// Returns why the worker gets no request, safe for a terminal.
+    pub(crate) fn refusal(&self) -> Option<String> {
+        let state = clean(self.ineligible.as_deref()?);
+        Some(match &self.reason {
+            Some(reason) => format!("{state} ({})", clean(reason)),
+            None => state.into_owned(),
+        })
     }
 
     /// Requests that the gateway booked on all ranks.

@@ -8,7 +8,8 @@ use serde::de::IgnoredAny;
 use tokio::time::Instant;
 
 use crate::{
-    api::{Moves, Workers},
+    answer::GatewayError,
+    api::{Moves, Status, Worker, Workers},
     block_on, conclude,
     gateway::{Gateway, GatewayArgs},
     print,
@@ -75,13 +76,12 @@ impl UndrainArgs {
                 return answer.print_json();
             }
             answer.read::<IgnoredAny>()?;
-            print(&match (worker.draining, &worker.ineligible) {
-                (true, _) => format!("worker {id} gets requests again\n"),
-                (false, None) => format!("worker {id} was not drained; it gets requests as before\n"),
-                (false, Some(why)) => {
-                    format!("worker {id} was not drained; it gets no request: {}\n", clean(why))
-                }
-            })?;
+            let text = match (worker.draining, worker.refusal()) {
+                (true, _) => after_undrain(&gateway, id).await?,
+                (false, None) => format!("worker {id} was not drained; it gets requests as before"),
+                (false, Some(why)) => format!("worker {id} was not drained; it gets no request: {why}"),
+            };
+            print(&format!("{text}\n"))?;
             Ok(ExitCode::SUCCESS)
         })
     }
@@ -91,17 +91,21 @@ impl DrainArgs {
     pub(crate) fn run(&self) -> anyhow::Result<ExitCode> {
         let gateway = self.gateway.client()?;
         block_on(async {
-            let id = worker_of(&gateway, &self.which.worker).await?.id;
+            let worker = worker_of(&gateway, &self.which.worker).await?;
+            let id = worker.id;
             let moves = if self.moves { "?move=true" } else { "" };
             let answer = gateway.post(&format!("/workers/{id}/drain{moves}")).await?;
             if self.json {
                 return answer.print_json();
             }
             answer.read::<IgnoredAny>()?;
+            print(&format!("worker {id} is draining; it gets no new request\n"))?;
+            for warning in warnings(&gateway, &worker).await? {
+                print(&format!("warning: {warning}\n"))?;
+            }
             if self.wait || self.moves {
                 return self.finished(&gateway, id).await;
             }
-            print(&format!("worker {id} is draining; it gets no new request\n"))?;
             Ok(ExitCode::SUCCESS)
         })
     }
@@ -150,6 +154,38 @@ impl DrainArgs {
             tokio::time::sleep(POLL_INTERVAL.min(self.timeout - waited)).await;
         }
     }
+}
+
+/// Says whether a worker gets requests after its drain was ended.
+///
+/// # Errors
+/// The gateway does not answer, or the worker left it.
+pub async fn after_undrain(gateway: &Gateway, worker: u64) -> Result<String, GatewayError> {
+    let now = worker_of(gateway, &worker.to_string()).await?;
+    Ok(match now.refusal() {
+        None => format!("worker {worker} gets requests again"),
+        Some(why) => format!("the drain of worker {worker} ended, but it gets no request: {why}"),
+    })
+}
+
+/// Says how a drain of a worker began, with warnings.
+///
+/// # Errors
+/// The gateway does not answer, or the worker left it.
+pub async fn after_drain(gateway: &Gateway, worker: u64) -> Result<String, GatewayError> {
+    let now = worker_of(gateway, &worker.to_string()).await?;
+    let warnings = warnings(gateway, &now).await?;
+    Ok([vec![format!("worker {worker} is draining")], warnings].concat().join("; "))
+}
+
+/// Names the models that no worker serves after this one was drained.
+async fn warnings(gateway: &Gateway, drained: &Worker) -> Result<Vec<String>, GatewayError> {
+    let status: Status = gateway.get("/status").await?.read()?;
+    let lost = drained.models.iter().filter(|model| !status.models.contains(model));
+    let warning = |model: &String| {
+        format!("model {} cannot be served now: no other eligible worker serves it", clean(model))
+    };
+    Ok(lost.map(warning).collect())
 }
 
 /// Says how many streams left the worker, and how many stayed and why; empty without `--move`.

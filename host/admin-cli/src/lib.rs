@@ -23,6 +23,7 @@ mod worker_name;
 mod workers;
 
 pub use answer::{Answer, GatewayError};
+pub use drain::{after_drain, after_undrain};
 pub use explain::sentences;
 pub use gateway::{Gateway, GatewayArgs, query, segment, unreachable};
 pub(crate) use pointsman_cli::{conclude, print};

@@ -179,8 +179,9 @@ peg::parser! {
 
         /// An operator with spaces around it: its offset.
         rule op(text: rule<()>) -> usize
-            = _ at:position!() quiet!{ text() _ } { at }
-            / expected!("an operator")
+            = _ at:position!() token(text) { at }
+
+        rule token(text: rule<()>) = quiet!{ text() _ } / expected!("an operator")
 
         rule operand() -> Node
             = at:position!() kind:(number() / text() / name()) { Node { at, kind } }

@@ -1,13 +1,7 @@
 //! The commands `pointsman compare` and `pointsman trace`.
 
-use std::{
-    fs::File,
-    io::{BufWriter, Write as _},
-    path::PathBuf,
-    process::ExitCode,
-};
+use std::{path::PathBuf, process::ExitCode};
 
-use anyhow::Context as _;
 use clap::{Args, Subcommand, ValueEnum};
 use pointsman_cli::print;
 use tokio::time::Duration;
@@ -15,32 +9,18 @@ use tokio::time::Duration;
 use crate::{
     decision_log::ExportArgs,
     generate::{Shape, Workload, generate},
-    output_file::output_file,
-    trace::{Trace, TraceFormat},
+    output_file::{check_is_other_file, output_file, write_file},
+    trace::Trace,
 };
 
 mod compare;
 mod progress;
+mod trace_args;
 mod trace_run;
 
 pub use compare::CompareArgs;
+use trace_args::TraceArgs;
 pub use trace_run::RunArgs;
-
-/// Format of a trace file.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub enum Format {
-    /// Mooncake's JSONL, with or without the further keys that `trace export` writes.
-    Mooncake,
-    /// Mooncake's JSONL in which a later turn has only what it adds to its session, as in AIPerf's agentic
-    /// datasets.
-    MooncakeDelta,
-    /// Qwen's usage traces.
-    Qwen,
-    /// Azure's LLM inference traces.
-    Azure,
-    /// BurstGPT.
-    Burstgpt,
-}
 
 /// Traces: convert, generate and run.
 #[derive(Debug, Subcommand)]
@@ -60,15 +40,8 @@ pub enum TraceCommand {
 pub struct ImportArgs {
     /// The trace.
     file: PathBuf,
-    /// Format of the trace [default: found from its first line].
-    #[arg(long)]
-    format: Option<Format>,
-    /// Number of tokens in a block of `hash_ids` [default: 512; 16 for Qwen's traces].
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65_536))]
-    trace_block: Option<u32>,
-    /// Skip malformed lines, and count them.
-    #[arg(long)]
-    skip_bad: bool,
+    #[command(flatten)]
+    reading: TraceArgs,
     /// Start this many sessions a second, at random times (Poisson), instead of at the times in the file.
     #[arg(long, value_parser = positive)]
     rate: Option<f64>,
@@ -131,18 +104,6 @@ fn positive(text: &str) -> Result<f64, String> {
     (1e-6..=1e9).contains(&value).then_some(value).ok_or_else(named)
 }
 
-impl From<Format> for TraceFormat {
-    fn from(format: Format) -> Self {
-        match format {
-            Format::Mooncake => Self::Mooncake,
-            Format::MooncakeDelta => Self::MooncakeDelta,
-            Format::Qwen => Self::Qwen,
-            Format::Azure => Self::Azure,
-            Format::Burstgpt => Self::BurstGpt,
-        }
-    }
-}
-
 impl TraceCommand {
     /// Runs the command.
     ///
@@ -151,8 +112,8 @@ impl TraceCommand {
     pub fn run(&self) -> anyhow::Result<ExitCode> {
         let (trace, output) = match self {
             Self::Import(args) => {
-                let format = args.format.map(Into::into);
-                let trace = Trace::read(&args.file, format, args.trace_block, args.skip_bad)?;
+                check_is_other_file(&args.file, &args.output)?;
+                let trace = args.reading.read(&args.file, None)?;
                 let trace =
                     args.rate.into_iter().fold(trace, |trace, rate| trace.with_starts(rate, args.seed));
                 (trace, &args.output)
@@ -168,16 +129,12 @@ impl TraceCommand {
             }
             Self::Run(args) => return args.run(),
         };
-        let file = File::create(output).with_context(|| format!("cannot write {}", output.display()))?;
-        let mut out = BufWriter::new(file);
-        trace.write_mooncake(&mut out)?;
-        out.flush()?;
-        for note in &trace.notes {
-            print(&format!("warning: {note}\n"))?;
-        }
+        write_file(output, |out| trace.write_mooncake(out))?;
+        print_notes(&trace)?;
+        let read = trace.format.map_or_else(String::new, |format| format!(", read as {}", format.name()));
         let span = trace.requests.last().map_or(Duration::ZERO, |request| request.at);
         print(&format!(
-            "{}: {} requests in {:.0} s, blocks of {} tokens, {} malformed lines left out; an unlimited cache would \
+            "{}: {} requests in {:.0} s{read}, blocks of {} tokens, {} malformed lines left out; an unlimited cache would \
              hit {:.1} % of their blocks\n",
             output.display(),
             trace.requests.len(),
@@ -188,6 +145,11 @@ impl TraceCommand {
         ))?;
         Ok(ExitCode::SUCCESS)
     }
+}
+
+/// Prints what a reader of a trace's results has to know.
+fn print_notes(trace: &Trace) -> anyhow::Result<()> {
+    trace.notes.iter().try_for_each(|note| print(&format!("warning: {note}\n")))
 }
 
 impl GenerateArgs {

@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use clap::ValueEnum;
+use serde::de::DeserializeOwned;
 
 mod azure;
 mod block_ids;
 mod burst_gpt;
 mod csv;
+mod models;
 mod mooncake;
 mod mooncake_delta;
 mod open;
@@ -19,6 +21,7 @@ mod sessions;
 pub use block_ids::BlockIds;
 pub(crate) use order::Order;
 pub use sessions::MAX_TURNS;
+use sessions::TurnForm;
 
 /// Maximum length of a line, bytes. The line of a prompt of a million tokens has 20 KB.
 pub const MAX_LINE: u64 = 16 * 1024 * 1024;
@@ -88,6 +91,8 @@ pub struct Trace {
     pub block_tokens: u32,
     /// Requests in the order of their arrival.
     pub requests: Vec<TraceRequest>,
+    /// Format in which the file was read.
+    pub format: Option<TraceFormat>,
     /// Number of lines that could not be read and were skipped.
     pub skipped: u64,
     /// What a reader of results has to know about the file: requests that it left out, and times that look
@@ -96,23 +101,29 @@ pub struct Trace {
 }
 
 /// Format of a trace file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum TraceFormat {
-    /// Mooncake's JSONL: `timestamp` (ms), `input_length`, `output_length`, `hash_ids`; also `session_id`,
-    /// `delay` (ms), `parent_session_id`, `join`, `model`, `tenant_hash`, `priority`, `ttft_target_ms`,
+    /// Mooncake's JSONL, with or without the further keys that `trace export` writes.
+    ///
+    /// Its keys are `timestamp` (ms), `input_length`, `output_length`, `hash_ids`; also `session_id`, `delay`
+    /// (ms), `parent_session_id`, `join`, `model`, `tenant_hash`, `priority`, `ttft_target_ms`,
     /// `itl_target_ms`.
     Mooncake,
-    /// Mooncake's JSONL, in which `input_length` and `hash_ids` of a later turn of a session cover only what
-    /// the turn adds to the prompt and the answer before it. AIPerf's agentic datasets have this form.
+    /// Mooncake's JSONL in which a later turn has only what it adds to its session, as in AIPerf's agentic
+    /// datasets.
+    ///
+    /// `input_length` and `hash_ids` of a later turn cover what follows the prompt and the answer before it.
     MooncakeDelta,
-    /// Qwen's usage traces, JSONL: `chat_id`, `parent_chat_id`, `timestamp` (s), `input_length`,
-    /// `output_length`, `type`, `turn`, `hash_ids` of 16 tokens.
+    /// Qwen's usage traces, JSONL.
+    ///
+    /// Their keys are `chat_id`, `parent_chat_id`, `timestamp` (s), `input_length`, `output_length`, `type`,
+    /// `turn`, `hash_ids` of 16 tokens.
     Qwen,
     /// Azure's LLM inference traces, CSV with the columns `TIMESTAMP`, `ContextTokens` and `GeneratedTokens`.
     Azure,
     /// BurstGPT, CSV with the columns `Timestamp` (s), `Request tokens` and `Response tokens`; also `Model`
     /// and `Session ID`.
+    #[value(name = "burstgpt")]
     BurstGpt,
 }
 
@@ -147,6 +158,14 @@ pub enum TraceError {
         /// The field and what is wrong with it.
         problem: String,
     },
+    /// The lines of a session do not make prompts.
+    #[error("{file}: read as mooncake-delta, in which the prompts of a session grow: {problem}")]
+    Turns {
+        /// The file.
+        file: String,
+        /// What is wrong.
+        problem: String,
+    },
     /// The trace has no request.
     #[error("{file}: contains no request{why}")]
     Empty {
@@ -177,10 +196,16 @@ trait ReadLines {
     /// Completes the requests after the last line was read. They are the results of [`ReadLines::line`], in
     /// order.
     fn finish(&mut self, _requests: &mut [TraceRequest]) {}
+
+    /// Returns what the lines of later turns have, as far as it is not the format that says so.
+    fn turn_form(&self) -> TurnForm {
+        TurnForm::Whole
+    }
 }
 
 impl TraceFormat {
-    /// Guesses the format from the first line.
+    /// Guesses the format from the first line. Whether the lines of sessions are of
+    /// [`Self::MooncakeDelta`] may show in later lines.
     fn of(first: &str) -> Option<Self> {
         let is_json = first.trim_start().starts_with('{');
         let has = |name: &str| first.to_lowercase().contains(name);
@@ -195,6 +220,12 @@ impl TraceFormat {
         } else {
             (has("timestamp") && has("request tokens")).then_some(Self::BurstGpt)
         }
+    }
+
+    /// Returns the name that `--format` has for it.
+    #[must_use]
+    pub fn name(self) -> String {
+        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
     }
 
     fn reader(self) -> Box<dyn ReadLines> {

@@ -42,7 +42,7 @@ struct File {
 }
 
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "a table such as { when = \"min(engine_queue) > 8\" }")]
 struct Shed {
     when: Spanned<String>,
     status: Option<Spanned<i64>>,

@@ -25,7 +25,7 @@ pub struct RankSettings {
 
 /// When a request is rejected, and how.
 #[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "a table such as { when = \"min(engine_queue) > 8\" }")]
 pub struct ShedSettings {
     /// A condition on the request and on all candidates.
     pub when: String,

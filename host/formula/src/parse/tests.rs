@@ -55,6 +55,7 @@ fn a_mistake_has_its_place_and_what_was_expected() {
         ("a || ", 5, "after `||`; found the end"),
         ("(a", 2, "expected `(`, `)`, `?`, an operator; found the end"),
         ("max(a b)", 6, "found `b`"),
+        ("engine_queue % 2", 13, "expected `(`, `?`, the end of the formula, an operator; found `%`"),
         ("'x", 2, "a quote that ends the text"),
         ("a ? b", 5, "`:`"),
         ("", 0, "expected a number, a fact, a function, a text or `(`; found the end"),

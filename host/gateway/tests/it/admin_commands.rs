@@ -215,7 +215,9 @@ async fn a_drain_that_moves_streams_says_what_moved_and_what_stayed() {
     let daemon = Daemon::start(&format!("[probe]\ninterval = '50ms'\n{workers}"));
     daemon.ready();
     // Both requests begin on worker 7.
-    daemon.run(&["drain", "8"]);
+    // O1.22
+    let drained = daemon.run(&["drain", "8"]).out;
+    assert_eq!(drained, "worker 8 is draining; it gets no new request\n");
     let send = |body: String| {
         let address = daemon.listening.clone();
         thread::spawn(move || http(&address, "POST /v1/chat/completions", &body))
@@ -251,14 +253,18 @@ async fn a_drain_waits_for_requests_and_can_be_undone() {
     // O1.4
     let short = daemon.run(&["drain", "7", "--wait", "--timeout", "300ms"]);
     assert_eq!(short.code, Some(1), "{}{}", short.out, short.err);
-    assert!(short.out.starts_with("worker 7 still has 1 request after 0."), "{}", short.out);
+    assert!(short.out.contains("\nworker 7 still has 1 request after 0."), "{}", short.out);
+    // O1.22
+    let warned =
+        "new request\nwarning: model tiny cannot be served now: no other eligible worker serves it\n";
+    assert!(short.out.contains(warned), "{}", short.out);
     // O1.17
     assert!(short.out.contains(": `--move` continues streams on other workers\n"), "{}", short.out);
     let workers = daemon.run(&["workers"]).out;
     assert!(workers.contains(" draining "), "{workers}");
     let done = daemon.run(&["drain", "7", "--wait"]);
     assert_eq!(
-        (done.code, done.out.starts_with("worker 7 has no request after ")),
+        (done.code, done.out.contains("\nworker 7 has no request after ")),
         (Some(0), true),
         "{}",
         done.out
@@ -292,6 +298,10 @@ fn a_gateway_that_cannot_serve_is_not_ready_and_names_reach_no_terminal_as_contr
     assert_eq!(status.code, Some(1), "{}{}", status.out, status.err);
     assert!(status.out.contains("ready        no\n"), "{}", status.out);
     assert!(status.out.contains("worker 3 gets no request:"), "{}", status.out);
+    daemon.run(&["drain", "3"]);
+    let undrained = daemon.run(&["undrain", "3"]).out;
+    // O1.4
+    assert!(undrained.starts_with("the drain of worker 3 ended, but it gets no request: "), "{undrained}");
     for arguments in [&["status"][..], &["workers"][..], &["status", "--json"][..]] {
         let out = daemon.run(arguments).out;
         // O1.6

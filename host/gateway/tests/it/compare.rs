@@ -177,6 +177,44 @@ fn what_is_not_usable_is_named_and_ends_with_code_2() {
 }
 
 #[test]
+fn an_import_names_its_format_and_models_and_does_not_write_over_what_it_reads() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let line =
+        |session: &str, rest: &str| format!("{{\"session_id\":\"{session}\",\"output_length\":9,{rest}}}\n");
+    let first = "\"model\":\"a\",\"input_length\":900,\"hash_ids\":[1,2]";
+    let later = "\"model\":\"a\",\"input_length\":100,\"hash_ids\":[3],\"delay\":5";
+    let sessions = line("s", first) + &line("s", later) + &line("t", &first.replace("\"a\"", "\"b\""));
+    fs::write(directory.path().join("s.jsonl"), &sessions).expect("written");
+    let import = |args: &[&str]| {
+        let output = pointsman(directory.path(), &[&["trace", "import", "s.jsonl", "-o"], args].concat());
+        (output.status.code(), text(&output.stdout), text(&output.stderr))
+    };
+    let (code, told, _) = import(&["out.jsonl"]);
+    let models = "the trace has the models a (2 requests), b (1 requests); they are simulated as one model";
+    assert!(told.starts_with(&format!("warning: {models} on all engines: --model selects one\n")), "{told}");
+    assert!(code == Some(0) && told.contains("3 requests in 0 s, read as mooncake-delta, blocks"), "{told}");
+    let (_, told, _) = import(&["a.jsonl", "--model", "a", "--format", "mooncake"]);
+    assert!(told.starts_with("a.jsonl: 2 requests in 0 s, read as mooncake, "), "{told}");
+    for (args, message) in [
+        (&["./s.jsonl"][..], "cannot write ./s.jsonl: it is the trace that is read"),
+        (&["/dev/full"][..], "cannot write /dev/full: No space left"),
+        (&["c.jsonl", "--model", "c"][..], "--model c: s has the models a (2 requests), b (1 requests)"),
+    ] {
+        let (code, _, told) = import(args);
+        assert!(code == Some(2) && told.contains(message), "{told}");
+    }
+    assert_eq!(fs::read_to_string(directory.path().join("s.jsonl")).expect("it stays"), sessions);
+    // A device is not replaced by a file.
+    let link = directory.path().join("full");
+    std::os::unix::fs::symlink("/dev/full", &link).expect("a link");
+    let args = ["compare", "--trace", "s.jsonl", "--arm", "kv", "--seeds", "1", "--json", "full"];
+    let output = pointsman(directory.path(), &args);
+    let (table, told) = (text(&output.stdout), text(&output.stderr));
+    assert!(table.contains(models) && told.contains("cannot write full: No space left"), "{table}{told}");
+    assert!(link.is_symlink());
+}
+
+#[test]
 fn loads_and_step_times_are_repeated_and_the_highest_load_is_found() {
     let directory = tempfile::tempdir().expect("a directory");
     generate(directory.path());

@@ -182,7 +182,12 @@ fn calibrate_requests(requests: &[LoggedRequest], capacity: Capacity) -> Result<
         let fit = fit_role(&engines, limits, load.start_us, boundary_us);
         let found = fit.as_ref().map_or(0, |fit| fit.requests);
         let fit = fit.filter(|_| found >= LEAST_LEGS);
-        let fit = fit.ok_or(CalibrateError::TooFew { role: role.as_str(), found, least: LEAST_LEGS })?;
+        let fit = fit.ok_or_else(|| CalibrateError::TooFew {
+            role: role.as_str(),
+            found,
+            least: LEAST_LEGS,
+            left_out: load.left_out.warnings(),
+        })?;
         fit.apply(&mut group);
         fleet.engines.push(group);
         fits.push((role, fit));

@@ -103,8 +103,9 @@ pub enum CalibrateError {
     BlockSizes(u32, u32),
     /// The log has too few requests of a role.
     #[error(
-        "{role} engines: the log has {found} requests that can be fitted and {least} are needed; log more traffic \
-         that is streamed and has counted tokens"
+        "{role} engines: the log has {found} requests that can be fitted and {least} are needed{}; log more traffic \
+         that is streamed and has counted tokens",
+        in_brackets(left_out)
     )]
     TooFew {
         /// The role.
@@ -113,10 +114,16 @@ pub enum CalibrateError {
         found: usize,
         /// Minimum number of legs.
         least: usize,
+        /// Why other requests of the log are not fitted.
+        left_out: Vec<String>,
     },
     /// The fitted fleet cannot be simulated.
     #[error("the fitted fleet cannot be simulated: {0}")]
     Run(#[from] RunError),
+}
+
+fn in_brackets(reasons: &[String]) -> String {
+    if reasons.is_empty() { String::new() } else { format!(" ({})", reasons.join("; ")) }
 }
 
 /// Fits a fleet to measurements, and checks it on the mix.

@@ -1,14 +1,14 @@
 //! Models all engines as one machine, to bound how long prompts wait when no capacity is left unused.
 
-use std::{cmp::Reverse, collections::BinaryHeap};
+use std::{cmp::Reverse, collections::BinaryHeap, time::Duration};
 
 /// A prompt that the machine computes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Job {
     /// Number of the request.
     pub(super) number: usize,
-    /// Earliest start, milliseconds.
-    pub(super) release: f64,
+    /// Earliest start.
+    pub(super) release: Duration,
     /// Number of tokens to compute, at least 1.
     pub(super) tokens: u32,
 }
@@ -18,38 +18,43 @@ pub(super) struct Job {
 struct Open {
     tokens: u32,
     place: usize,
+    /// Release, milliseconds from the start of the busy period.
+    release: f64,
     left: f64,
-    /// Integral of the time over the tokens that are computed already.
+    /// Integral of the time since the release over the tokens that are computed already.
     moment: f64,
 }
 
 /// Runs the jobs on a machine that computes `rate` tokens a millisecond, always the shortest job first.
-/// Returns the busy periods. Each busy period has its jobs, with the mean time at which the machine computed
-/// the tokens of each job.
+/// Returns the busy periods. Each busy period has its jobs, with the mean time from the release of a job to
+/// the computation of its tokens, milliseconds.
+///
+/// Times count from the start of a busy period: in a long trace, rounding errors of absolute times would be
+/// larger than the waits.
 ///
 /// Of all schedules, this one has the smallest sum of these mean times, as an exchange argument shows
 /// (Goemans, 1997; Chou, Queyranne and Simchi-Levi, 2006, for machines in parallel).
 pub(super) fn busy_periods(mut jobs: Vec<Job>, rate: f64) -> Vec<Vec<(Job, f64)>> {
-    jobs.sort_by(|a, b| a.release.total_cmp(&b.release).then(a.number.cmp(&b.number)));
+    jobs.sort_by_key(|job| (job.release, job.number));
     let mut periods = Vec::new();
     let mut period: Vec<(Job, f64)> = Vec::new();
     let mut open: BinaryHeap<Reverse<Open>> = BinaryHeap::new();
-    let (mut next, mut now) = (0, 0.0_f64);
+    let (mut next, mut now, mut start) = (0, 0.0_f64, Duration::ZERO);
     loop {
-        let release = jobs.get(next).map(|job| job.release);
+        let release = jobs.get(next).map(|job| milliseconds(job.release.saturating_sub(start)));
         let Some(Reverse(mut job)) = open.pop() else {
             if !period.is_empty() {
                 periods.push(std::mem::take(&mut period));
             }
-            let Some(release) = release else { return periods };
-            now = release;
-            admit(&jobs, &mut next, now, &mut open);
+            let Some(first) = jobs.get(next) else { return periods };
+            (start, now) = (first.release, 0.0);
+            admit(&jobs, &mut next, start, now, &mut open);
             continue;
         };
         let end = now + job.left / rate;
         let until = release.map_or(end, |release| release.min(end));
         let done = (until - now) * rate;
-        job.moment += done * (now + until) / 2.0;
+        job.moment += done * ((now + until) / 2.0 - job.release);
         job.left -= done;
         now = until;
         if until >= end {
@@ -59,16 +64,25 @@ pub(super) fn busy_periods(mut jobs: Vec<Job>, rate: f64) -> Vec<Vec<(Job, f64)>
         } else {
             open.push(Reverse(job));
         }
-        admit(&jobs, &mut next, now, &mut open);
+        admit(&jobs, &mut next, start, now, &mut open);
     }
 }
 
-fn admit(jobs: &[Job], next: &mut usize, now: f64, open: &mut BinaryHeap<Reverse<Open>>) {
-    while let Some(job) = jobs.get(*next).filter(|job| job.release <= now) {
+/// Opens the jobs that are released by `now`, in a busy period that began at `start`.
+fn admit(jobs: &[Job], next: &mut usize, start: Duration, now: f64, open: &mut BinaryHeap<Reverse<Open>>) {
+    while let Some(job) = jobs.get(*next) {
+        let release = milliseconds(job.release.saturating_sub(start));
+        if release > now {
+            return;
+        }
         let (tokens, left) = (job.tokens, f64::from(job.tokens));
-        open.push(Reverse(Open { tokens, place: *next, left, moment: 0.0 }));
+        open.push(Reverse(Open { tokens, place: *next, release, left, moment: 0.0 }));
         *next += 1;
     }
+}
+
+fn milliseconds(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
 }
 
 impl Ord for Open {
@@ -95,10 +109,12 @@ impl Eq for Open {}
 mod tests {
     use super::*;
 
-    fn run(jobs: &[(f64, u32)], rate: f64) -> Vec<Vec<(usize, f64)>> {
-        let job = |(number, (release, tokens)): (usize, &(f64, u32))| Job {
+    /// Returns the numbers of the jobs in each busy period with their mean times. Releases are in
+    /// milliseconds.
+    fn run(jobs: &[(u64, u32)], rate: f64) -> Vec<Vec<(usize, f64)>> {
+        let job = |(number, (release, tokens)): (usize, &(u64, u32))| Job {
             number,
-            release: *release,
+            release: Duration::from_millis(*release),
             tokens: *tokens,
         };
         let periods = busy_periods(jobs.iter().enumerate().map(job).collect(), rate);
@@ -109,8 +125,17 @@ mod tests {
     #[test]
     fn the_shortest_job_interrupts_a_longer_one_and_idle_time_ends_a_period() {
         // Job 0 runs from 0 to 2 and from 4 to 6, job 1 from 2 to 4, job 2 much later.
-        let periods = run(&[(0.0, 8), (2.0, 4), (50.0, 2)], 2.0);
-        assert_eq!(periods, [vec![(1, 3.0), (0, 3.0)], vec![(2, 50.5)]]);
+        let periods = run(&[(0, 8), (2, 4), (50, 2)], 2.0);
+        assert_eq!(periods, [vec![(1, 1.0), (0, 3.0)], vec![(2, 0.5)]]);
         assert!(run(&[], 1.0).is_empty());
+    }
+
+    #[test]
+    fn the_times_of_a_period_do_not_depend_on_when_it_begins() {
+        let jobs = |start: u64| -> Vec<(u64, u32)> {
+            (0..200).map(|number| (start + number * 7, 100 + (number as u32 * 37) % 900)).collect()
+        };
+        let year_ms = 366 * 86_400_000;
+        assert_eq!(run(&jobs(year_ms), 61.7), run(&jobs(0), 61.7));
     }
 }

@@ -26,10 +26,9 @@ pub(crate) struct Relaxation {
     alone: Vec<f64>,
     /// Requests whose arrival does not depend on the arm, as jobs of one machine.
     jobs: Vec<Job>,
-    arrivals: Vec<f64>,
     machine: Machine,
-    /// Least time between the end of each request's prompt and its first token.
-    behind: Vec<f64>,
+    /// Least time of each request before its prompt is computed, and after it until its first token.
+    around: Vec<f64>,
 }
 
 /// All engines that compute prompts, modelled as one machine.
@@ -71,13 +70,12 @@ impl Relaxation {
             alone: Vec::with_capacity(arrivals.len()),
             jobs: Vec::new(),
             machine: Machine::of(fleet),
-            behind: Vec::with_capacity(arrivals.len()),
-            arrivals,
+            around: Vec::with_capacity(arrivals.len()),
         };
-        let requests = trace.requests.iter().zip(prepared).enumerate();
-        for (number, (request, prepared)) in requests.take(outcomes.len()) {
+        let requests = trace.requests.iter().zip(prepared).zip(outcomes).enumerate();
+        for (number, ((request, prepared), outcome)) in requests {
             let isl = request.input_tokens.max(1);
-            let at = relaxation.arrivals.get(number).copied().unwrap_or_default();
+            let at = milliseconds(outcome.at);
             // An engine always computes the last token of a prompt.
             let usable = ((isl - 1) / fleet.block_tokens.max(1)) as usize;
             let blocks = || prepared.chain.iter().take(usable);
@@ -85,11 +83,11 @@ impl Relaxation {
                 blocks().map(|hash| earliest_computed(&holders, *hash, number, waits)).collect();
             let tokens_of = |blocks: usize| tokens_of(blocks, fleet.block_tokens).min(isl - 1);
             relaxation.alone.push(alone(&since, at, |cached| ways.least_ms(tokens_of(cached), isl)));
-            relaxation.behind.push(ways.behind_prompt_ms(isl));
+            relaxation.around.push(ways.overhead_ms + ways.behind_prompt_ms(isl));
             if !waits.waits(number) {
                 let others = blocks().take_while(|hash| !is_first(&holders, **hash, number)).count();
                 let tokens = isl - tokens_of(others);
-                relaxation.jobs.push(Job { number, release: at + ways.overhead_ms, tokens });
+                relaxation.jobs.push(Job { number, release: outcome.at, tokens });
             }
         }
         relaxation
@@ -116,7 +114,7 @@ impl Relaxation {
             for (job, mean) in period {
                 let of = |values: &[f64]| values.get(job.number).copied().unwrap_or_default();
                 alone += of(&self.alone);
-                pooled += mean - of(&self.arrivals) + of(&self.behind);
+                pooled += mean + of(&self.around);
                 spread += self.machine.least(|engine| engine.half_prompt_ms(job.tokens));
                 early += self.machine.least(|engine| engine.behind_mean_ms(job.tokens));
             }

@@ -194,6 +194,30 @@ fn lone_requests_reach_the_relaxation() {
 }
 
 #[test]
+fn the_relaxation_of_a_long_trace_is_that_of_its_bursts() {
+    // Ten bursts of twenty requests, a minute apart.
+    let requests = (0..200).map(|number| lone(900 + 13 * (number % 40) as u32, number / 20 * 60)).collect();
+    let trace = Trace { block_tokens: 64, requests, ..Trace::default() };
+    let prepared = prepare(&trace, 64);
+    for engines in [1, 64] {
+        let fleet = fleet_of(&[(Role::Aggregated, engines)]);
+        let result =
+            run(&Arm::parse("least-loaded").unwrap(), &trace, &prepared, &fleet, RunOptions::default());
+        let (bound, mean) = (bound_of(&trace, &prepared, &fleet, &result), mean_ms(&result));
+        assert!(bound <= mean, "{engines}: {bound} {mean}");
+        let day = Duration::from_secs(86_400);
+        for (first, between) in [(30 * day, Duration::ZERO), (Duration::ZERO, 36 * day)] {
+            let mut moved = result.clone();
+            for (number, outcome) in (0_u32..).zip(&mut moved.outcomes) {
+                outcome.at += first + between * (number / 20);
+            }
+            let long = bound_of(&trace, &prepared, &fleet, &moved);
+            assert!((long / bound - 1.0).abs() < 1e-6, "{engines} {first:?} {between:?}: {long} {bound}");
+        }
+    }
+}
+
+#[test]
 fn requests_that_arrive_together_wait_in_the_relaxation() {
     let requests = vec![lone(4_000, 0); 200];
     let trace = Trace { block_tokens: 64, requests, ..Trace::default() };

@@ -1,6 +1,7 @@
 //! The command `pointsman compare`.
 
 use std::{
+    io::Write as _,
     num::NonZeroUsize,
     path::{Path, PathBuf},
     process::ExitCode,
@@ -12,8 +13,8 @@ use clap::Args;
 use pointsman_workers::Role;
 use tokio::time::Duration;
 
-use super::{Format, positive, print, progress};
-use crate::output_file::output_file;
+use super::{positive, print, progress, trace_args::TraceArgs};
+use crate::output_file::{output_file, write_file};
 use crate::{
     arm::Arm,
     fleet::{EngineGroup, Fleet, StepTimeSpec},
@@ -57,15 +58,8 @@ pub struct CompareArgs {
     /// BurstGPT CSV.
     #[arg(long)]
     trace: PathBuf,
-    /// Format of the trace [default: found from its first line].
-    #[arg(long)]
-    format: Option<Format>,
-    /// Number of tokens in a block of the trace's `hash_ids` [default: 512; 16 for Qwen's traces].
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65_536))]
-    trace_block: Option<u32>,
-    /// Skip malformed lines, and count them.
-    #[arg(long)]
-    skip_bad: bool,
+    #[command(flatten)]
+    reading: TraceArgs,
     /// Use only this many requests from the start of the trace.
     #[arg(long)]
     limit: Option<usize>,
@@ -161,8 +155,7 @@ impl CompareArgs {
             self.svg.is_none() || self.speed.len() > 1,
             "--svg draws goodput over load: give --speed more than one value"
         );
-        let trace = Trace::read(&self.trace, self.format.map(Into::into), self.trace_block, self.skip_bad)?;
-        let trace = trace.truncated(self.limit.unwrap_or(usize::MAX));
+        let trace = self.reading.read(&self.trace, self.limit)?;
         ensure!(!trace.requests.is_empty(), "--limit leaves no request of the trace");
         ensure!(
             !self.max_load || trace.arrivals_s(self.fixed_schedule) > 0.0,
@@ -293,8 +286,11 @@ fn check_folder(path: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Writes a file completely, or leaves it as it was.
+/// Writes a file completely, or leaves it as it was. A device or a pipe is written to, and not replaced.
 fn write(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
+    if path.metadata().is_ok_and(|file| !file.is_file()) {
+        return write_file(path, |out| out.write_all(bytes));
+    }
     let mut partial = path.as_os_str().to_owned();
     partial.push(".partial");
     let written = std::fs::write(&partial, bytes).and_then(|()| std::fs::rename(&partial, path));

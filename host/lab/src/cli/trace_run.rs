@@ -1,23 +1,17 @@
 //! `pointsman trace run`: one run, request by request.
 
-use std::{
-    fs::File,
-    io::{BufWriter, Write as _},
-    path::PathBuf,
-    process::ExitCode,
-};
+use std::{io::Write as _, path::PathBuf, process::ExitCode};
 
-use anyhow::Context as _;
 use clap::Args;
 use serde_json::json;
 
-use crate::output_file::output_file;
+use super::{print_notes, trace_args::TraceArgs};
 use crate::{
     arm::Arm,
     fleet::Fleet,
     outcome::Outcome,
+    output_file::{check_is_other_file, output_file, write_file},
     run::{ExchangedMessages, RunOptions, read_draws, run_with_draws},
-    trace::Trace,
 };
 
 /// Arguments of `trace run`.
@@ -25,12 +19,8 @@ use crate::{
 pub struct RunArgs {
     /// Trace file.
     file: PathBuf,
-    /// Number of tokens in a block of `hash_ids` [default: 512; 16 for Qwen's traces].
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65_536))]
-    trace_block: Option<u32>,
-    /// Skip malformed lines.
-    #[arg(long)]
-    skip_bad: bool,
+    #[command(flatten)]
+    reading: TraceArgs,
     /// Fleet file (TOML).
     #[arg(long)]
     fleet: PathBuf,
@@ -54,7 +44,8 @@ pub struct RunArgs {
 
 impl RunArgs {
     pub(super) fn run(&self) -> anyhow::Result<ExitCode> {
-        let trace = Trace::read(&self.file, None, self.trace_block, self.skip_bad)?;
+        check_is_other_file(&self.file, &self.output)?;
+        let trace = self.reading.read(&self.file, None)?;
         let fleet = Fleet::read(&self.fleet)?;
         let arm = Arm::parse(&self.arm)?;
         let draws = self.draws.as_deref().map(read_draws).transpose()?.unwrap_or_default();
@@ -62,12 +53,11 @@ impl RunArgs {
         let options = RunOptions { seed: self.seed, fixed_schedule, ..RunOptions::default() };
         let result = run_with_draws(&arm, &trace, &fleet, options, draws)?;
         let output = &self.output;
-        let file = File::create(output).with_context(|| format!("cannot write {}", output.display()))?;
-        let mut out = BufWriter::new(file);
-        for (number, outcome) in result.outcomes.iter().enumerate() {
-            writeln!(out, "{}", line(number, outcome))?;
-        }
-        out.flush()?;
+        write_file(output, |out| {
+            let mut outcomes = result.outcomes.iter().enumerate();
+            outcomes.try_for_each(|(number, outcome)| writeln!(out, "{}", line(number, outcome)))
+        })?;
+        print_notes(&trace)?;
         let told = match result.exchanged {
             ExchangedMessages { messages: 0, .. } => String::new(),
             ExchangedMessages { messages, bytes } => {

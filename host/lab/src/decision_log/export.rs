@@ -3,13 +3,10 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt::Write as _,
-    fs::File,
-    io::{BufWriter, Write as _},
     path::PathBuf,
     time::Duration,
 };
 
-use anyhow::Context as _;
 use clap::Args;
 use pointsman_decision_log::{LoggedDecision, LoggedRequest};
 
@@ -18,7 +15,10 @@ use super::{
     reader::{ReadStats, files, read},
     time::moment,
 };
-use crate::{output_file::output_file, trace::Trace};
+use crate::{
+    output_file::{output_file, write_file},
+    trace::Trace,
+};
 
 /// Arguments of `trace export`.
 #[derive(Debug, Args)]
@@ -95,10 +95,7 @@ impl ExportArgs {
         let name =
             self.output.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
         let trace = requests.trace(name, block_tokens, stats.skipped);
-        let shown = self.output.display();
-        let file = File::create(&self.output).with_context(|| format!("cannot write {shown}"))?;
-        let mut out = BufWriter::new(file);
-        trace.write_mooncake(&mut out).and_then(|()| out.flush()).with_context(|| shown.to_string())?;
+        write_file(&self.output, |out| trace.write_mooncake(out))?;
         Ok(self.report(&trace, &stats, left_out, &seen))
     }
 

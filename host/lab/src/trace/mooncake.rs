@@ -2,11 +2,11 @@
 
 use std::{io::Write, time::Duration};
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::IgnoredAny};
 
 use super::{
     ReadLines, Targets, Trace, TraceRequest, check_block_count, milliseconds, parse_line,
-    sessions::{SessionId, Sessions},
+    sessions::{SessionId, Sessions, TurnForm},
     timestamp_ms, tokens,
 };
 
@@ -35,6 +35,9 @@ struct Line {
     ttft_target_ms: Option<f64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     itl_target_ms: Option<f64>,
+    /// In AIPerf's datasets, in which a later turn has only what it adds.
+    #[serde(default, skip_serializing)]
+    group_id: Option<IgnoredAny>,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
@@ -49,7 +52,11 @@ fn is_false(join: &bool) -> bool {
 
 /// Reads lines, and checks each against the sessions of the earlier lines.
 #[derive(Default)]
-pub(super) struct Reader(Sessions);
+pub(super) struct Reader {
+    sessions: Sessions,
+    /// Whether a line has a `group_id`.
+    has_group: bool,
+}
 
 impl ReadLines for Reader {
     fn line(&mut self, text: &str, block_tokens: u32) -> Result<Option<TraceRequest>, String> {
@@ -77,8 +84,13 @@ impl ReadLines for Reader {
                 itl: line.itl_target_ms.map(|target| milliseconds("itl_target_ms", target)).transpose()?,
             },
         };
-        self.0.check(&request)?;
+        self.sessions.check(&request, line.timestamp.is_some())?;
+        self.has_group |= line.group_id.is_some();
         Ok(Some(request))
+    }
+
+    fn turn_form(&self) -> TurnForm {
+        if self.has_group { TurnForm::Addition } else { self.sessions.turn_form() }
     }
 }
 
@@ -98,6 +110,7 @@ pub(super) fn write(trace: &Trace, mut out: impl Write) -> std::io::Result<()> {
             priority: request.priority,
             ttft_target_ms: request.targets.ttft.map(in_milliseconds),
             itl_target_ms: request.targets.itl.map(in_milliseconds),
+            group_id: None,
         };
         serde_json::to_writer(&mut out, &line)?;
         out.write_all(b"\n")?;

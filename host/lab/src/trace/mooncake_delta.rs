@@ -23,6 +23,7 @@ struct Line {
     hash_ids: Vec<u64>,
     timestamp: Option<f64>,
     delay: Option<f64>,
+    model: Option<String>,
 }
 
 /// A session while the file is read.
@@ -55,46 +56,18 @@ impl ReadLines for Reader {
         self.block_tokens = block_tokens.max(1);
         let line: Line = parse_line(text.as_bytes())?;
         let added = tokens("input_length", line.input_length, 1)?;
-        let output_tokens = tokens("output_length", line.output_length, 0)?;
         check_block_count(&line.hash_ids, added, block_tokens)?;
-        let largest = line.hash_ids.iter().copied().max().unwrap_or(0);
-        if largest > MAX_BLOCK_ID {
-            return Err(format!("`hash_ids` has {largest}; expected at most {MAX_BLOCK_ID}"));
-        }
-        let timestamp = line.timestamp.map(|at| timestamp_ms("timestamp", at)).transpose()?;
-        let delay = line.delay.map(|delay| milliseconds("delay", delay)).transpose()?;
-        let name = line.session_id.text();
-        let number = self.numbers.get(&name).copied();
-        let before = number.and_then(|number| self.sessions.get_mut(number));
-        let mut request = TraceRequest { output_tokens, ..TraceRequest::default() };
-        let session = match before {
-            Some(session) => {
-                let input = u64::from(session.tokens) + u64::from(added);
-                request.input_tokens = tokens("input_length", input, 1)
-                    .map_err(|error| format!("{error} (with the turns before it)"))?;
-                session.turns = next_turn(session.turns)?;
-                let after = |at: Duration| at.saturating_sub(session.end);
-                request.delay = Some(delay.or(timestamp.map(after)).unwrap_or_default());
-                request.at = session.end + request.delay.unwrap_or_default();
-                session
-            }
-            None => {
-                check_id("session_id", &name)?;
-                check_count(self.sessions.len())?;
-                (request.input_tokens, request.at) = (added, timestamp.unwrap_or_default());
-                self.numbers.insert(name.clone(), self.sessions.len());
-                self.sessions.push(Session::new(line.hash_ids));
-                let Some(session) = self.sessions.last_mut() else { return Ok(None) };
-                session
-            }
+        let mut request = TraceRequest {
+            at: timestamp_ms("timestamp", line.timestamp.unwrap_or_default())?,
+            input_tokens: added,
+            output_tokens: tokens("output_length", line.output_length, 0)?,
+            blocks: line.hash_ids.into(),
+            session: Some(line.session_id.text()),
+            delay: line.delay.map(|delay| milliseconds("delay", delay)).transpose()?,
+            model: line.model,
+            ..TraceRequest::default()
         };
-        session.requests.push((self.read, request.input_tokens));
-        let answered = output_tokens.max(1);
-        session.tokens = request.input_tokens.saturating_add(answered);
-        session.end = request.at + nominal_time(added, answered);
-        request.session = Some(name);
-        self.largest_id = self.largest_id.max(largest);
-        self.read += 1;
+        self.add(&mut request)?;
         Ok(Some(request))
     }
 
@@ -115,6 +88,63 @@ impl ReadLines for Reader {
             }
         }
     }
+}
+
+impl Reader {
+    /// Takes a request that has the values of its line, and makes its prompt that of the whole turn. A
+    /// request without a session stays as it is.
+    fn add(&mut self, request: &mut TraceRequest) -> Result<(), String> {
+        let largest = request.blocks.iter().copied().max().unwrap_or(0);
+        if largest > MAX_BLOCK_ID {
+            return Err(format!("`hash_ids` has {largest}; expected at most {MAX_BLOCK_ID}"));
+        }
+        if let Some(name) = request.session.clone() {
+            self.add_turn(name, request)?;
+        }
+        self.largest_id = self.largest_id.max(largest);
+        self.read += 1;
+        Ok(())
+    }
+
+    fn add_turn(&mut self, name: String, request: &mut TraceRequest) -> Result<(), String> {
+        let added = request.input_tokens;
+        let number = self.numbers.get(&name).copied();
+        let session = match number.and_then(|number| self.sessions.get_mut(number)) {
+            Some(session) => {
+                let input = u64::from(session.tokens) + u64::from(added);
+                request.input_tokens = tokens("input_length", input, 1)
+                    .map_err(|error| format!("{error} (with the turns before it)"))?;
+                session.turns = next_turn(session.turns)?;
+                // A line without a `timestamp` has 0, and the turn follows at once.
+                let after_answer = request.at.saturating_sub(session.end);
+                let delay = request.delay.unwrap_or(after_answer);
+                (request.delay, request.at) = (Some(delay), session.end + delay);
+                session
+            }
+            None => {
+                check_id("session_id", &name)?;
+                check_count(self.sessions.len())?;
+                request.delay = None;
+                self.numbers.insert(name, self.sessions.len());
+                self.sessions.push(Session::new(request.blocks.to_vec()));
+                let Some(session) = self.sessions.last_mut() else { return Ok(()) };
+                session
+            }
+        };
+        session.requests.push((self.read, request.input_tokens));
+        let answered = request.output_tokens.max(1);
+        session.tokens = request.input_tokens.saturating_add(answered);
+        session.end = request.at + nominal_time(added, answered);
+        Ok(())
+    }
+}
+
+/// Makes whole prompts of requests of which each has what its line has, in the order of the lines.
+pub(super) fn accumulate(requests: &mut [TraceRequest], block_tokens: u32) -> Result<(), String> {
+    let mut reader = Reader { block_tokens: block_tokens.max(1), ..Reader::default() };
+    requests.iter_mut().try_for_each(|request| reader.add(request))?;
+    reader.finish(requests);
+    Ok(())
 }
 
 impl Session {

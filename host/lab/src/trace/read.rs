@@ -7,7 +7,9 @@ use std::{
 
 use crate::arrivals::rate;
 
-use super::{MAX_LINE, MAX_S, ReadLines, Trace, TraceError, TraceFormat, open::open};
+use super::{
+    MAX_LINE, MAX_S, ReadLines, Trace, TraceError, TraceFormat, TurnForm, mooncake_delta, open::open,
+};
 
 /// Problem of a first line that is of no known format.
 const UNKNOWN_FORMAT: &str =
@@ -15,6 +17,10 @@ const UNKNOWN_FORMAT: &str =
 /// Added to the problem of a first line of JSON whose format was guessed.
 const READ_AS_MOONCAKE: &str = "; it was read as Mooncake's JSON lines, which need `timestamp`, `input_length` and \
                                 `output_length`; name another format with --format";
+/// Note about sessions whose lines may have whole prompts or additions.
+const UNCLEAR_TURNS: &str = "most later turns of the trace's sessions are shorter than a prompt before them, and do not \
+                             begin like it; they were read as whole prompts: if a line has only what its turn adds, give \
+                             --format mooncake-delta, else --format mooncake";
 /// The mark with which some programs begin a file in UTF-8.
 const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 /// Rate above which times are probably seconds that were read as milliseconds, requests a second.
@@ -136,11 +142,22 @@ impl Parser<'_> {
 
     fn finish(self) -> Result<Trace, TraceError> {
         let (file, mut trace) = (self.file.to_owned(), self.trace);
-        let (Some((format, mut reader)), false) = (self.reader, trace.requests.is_empty()) else {
+        let (Some((mut format, mut reader)), false) = (self.reader, trace.requests.is_empty()) else {
             let why = self.unusual.why_empty(trace.skipped, self.first_problem);
             return Err(TraceError::Empty { file, why });
         };
         reader.finish(&mut trace.requests);
+        trace.notes = self.unusual.notes();
+        match reader.turn_form() {
+            TurnForm::Addition if self.format.is_none() => {
+                mooncake_delta::accumulate(&mut trace.requests, trace.block_tokens)
+                    .map_err(|problem| TraceError::Turns { file: file.clone(), problem })?;
+                format = TraceFormat::MooncakeDelta;
+            }
+            TurnForm::Unclear if self.format.is_none() => trace.notes.push(UNCLEAR_TURNS.to_owned()),
+            _ => {}
+        }
+        trace.format = Some(format);
         trace.sort();
         // The times of turns with a `delay` do not come from the file.
         let timed = trace.requests.iter().filter(|request| request.delay.is_none());
@@ -148,7 +165,6 @@ impl Parser<'_> {
         if last > MAX_S {
             return Err(TraceError::Span { file, days: last / 86_400.0, unit: format.unit() });
         }
-        trace.notes = self.unusual.notes();
         if format == TraceFormat::Mooncake {
             trace.notes.extend(implausible_rate(count, last));
         }

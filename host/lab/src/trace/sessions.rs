@@ -30,19 +30,50 @@ impl SessionId {
     }
 }
 
+/// What the lines of later turns have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum TurnForm {
+    /// The whole prompt.
+    Whole,
+    /// Only what the turn adds to the prompt and the answer before it.
+    Addition,
+    /// The lengths are those of additions; nothing else shows what they are.
+    Unclear,
+}
+
 /// The sessions of the lines read so far.
 #[derive(Default)]
-pub(super) struct Sessions(HashMap<String, Session>);
+pub(super) struct Sessions {
+    by_id: HashMap<String, Session>,
+    later: LaterTurns,
+}
 
 struct Session {
     /// Arrival of its first request.
     first: Duration,
     turns: u32,
+    /// Number of tokens of its longest prompt so far and the answer to it.
+    longest: u32,
+    /// First block of its newest prompt.
+    first_block: Option<u64>,
+}
+
+/// Numbers of later turns with a `delay`.
+#[derive(Clone, Copy, Default)]
+struct LaterTurns {
+    all: u64,
+    /// Turns that begin with the block with which the turn before them begins, as whole prompts do.
+    continue_prompt: u64,
+    /// Turns that are shorter than a prompt and its answer before them in the session.
+    shorter: u64,
+    /// Those of the shorter turns that begin with another block, and have no time of their own.
+    add: u64,
 }
 
 impl Sessions {
-    /// Checks the session fields of a request, and counts the request.
-    pub(super) fn check(&mut self, request: &TraceRequest) -> Result<(), String> {
+    /// Checks the session fields of a request, and counts the request. `is_timed`: its line has a
+    /// `timestamp`.
+    pub(super) fn check(&mut self, request: &TraceRequest, is_timed: bool) -> Result<(), String> {
         let Some(name) = request.session.as_deref() else {
             return match (&request.parent, request.join) {
                 (Some(_), _) => Err("`parent_session_id` needs a `session_id` beside it".to_owned()),
@@ -51,12 +82,16 @@ impl Sessions {
             };
         };
         check_id("session_id", name)?;
-        if let Some(session) = self.0.get_mut(name) {
+        if let Some(session) = self.by_id.get_mut(name) {
             session.turns = next_turn(session.turns)?;
+            if request.delay.is_some() {
+                self.later.count(session, request, is_timed);
+            }
+            session.add(request);
             return Ok(());
         }
         if let Some(parent) = request.parent.as_deref() {
-            let before = self.0.get(parent).map(|parent| parent.first <= request.at);
+            let before = self.by_id.get(parent).map(|parent| parent.first <= request.at);
             let problem = match before {
                 Some(true) => None,
                 Some(false) => Some("begins later"),
@@ -67,9 +102,44 @@ impl Sessions {
                 return Err(format!("`parent_session_id` is \"{parent}\", which {problem}"));
             }
         }
-        check_count(self.0.len())?;
-        self.0.insert(name.to_owned(), Session { first: request.at, turns: 1 });
+        check_count(self.by_id.len())?;
+        let mut session = Session { first: request.at, turns: 1, longest: 0, first_block: None };
+        session.add(request);
+        self.by_id.insert(name.to_owned(), session);
         Ok(())
+    }
+
+    /// Returns what most later turns with a `delay` have.
+    pub(super) fn turn_form(&self) -> TurnForm {
+        let LaterTurns { all, continue_prompt, shorter, add } = self.later;
+        if add * 2 > all {
+            TurnForm::Addition
+        } else if shorter * 2 > all && continue_prompt * 2 <= all {
+            TurnForm::Unclear
+        } else {
+            TurnForm::Whole
+        }
+    }
+}
+
+impl Session {
+    fn add(&mut self, request: &TraceRequest) {
+        let length = request.input_tokens.saturating_add(request.output_tokens);
+        self.longest = self.longest.max(length);
+        self.first_block = request.blocks.first().copied();
+    }
+}
+
+impl LaterTurns {
+    /// Counts a turn; `session` has the turns before it.
+    fn count(&mut self, session: &Session, request: &TraceRequest, is_timed: bool) {
+        let blocks = session.first_block.zip(request.blocks.first());
+        let begins_alike = blocks.map(|(before, first)| before == *first);
+        let is_shorter = request.input_tokens < session.longest;
+        self.all += 1;
+        self.continue_prompt += u64::from(begins_alike == Some(true));
+        self.shorter += u64::from(is_shorter);
+        self.add += u64::from(is_shorter && !is_timed && begins_alike == Some(false));
     }
 }
 

@@ -32,8 +32,9 @@ fn an_exported_trace_reads_as_it_was() {
         priority: 2.0,
         targets: Targets { ttft: Some(Duration::from_millis(800)), itl: Some(Duration::from_millis(20)) },
     };
-    let trace =
+    let mut trace =
         Trace { name: "trace".into(), block_tokens: 512, requests: vec![request], ..Trace::default() };
+    trace.format = Some(TraceFormat::Mooncake);
     let mut out = Vec::new();
     trace.write_mooncake(&mut out).unwrap();
     assert_eq!(parse(&String::from_utf8(out).unwrap(), false).unwrap(), trace);

@@ -47,6 +47,10 @@ fn a_mistake_has_its_line_and_column_in_the_file() {
         ("cots = \"1\"", "line 1, column 1: unknown field `cots`, expected one of `cost`, `keep`, `shed`"),
         ("cost = 1", "line 1, column 8: invalid type: integer `1`, expected a string"),
         ("cost = \"1", "line 1, column "),
+        (
+            "cost = \"1\"\nshed = \"false\"",
+            "line 2, column 8: invalid type: string \"false\", expected a table such as { when = \"min(engine_queue) > 8\" }",
+        ),
         ("shed = { when = \"false\" }", "line 1, column 17: `shed` needs a formula `cost` beside it"),
         ("", "line 1, column 1: neither `cost` nor `keep` is there"),
         ("keep = \"engine_queue > 4\"", "line 1, column 8: keep: it keeps no worker of an idle fleet"),

@@ -6,7 +6,7 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use pointsman_admin_cli::{Gateway, GatewayError, text::moment};
+use pointsman_admin_cli::{Gateway, GatewayError, after_drain, after_undrain, text::moment};
 use serde::de::IgnoredAny;
 use tokio::{
     signal::unix::{SignalKind, signal},
@@ -83,11 +83,12 @@ async fn read(gateway: &Gateway, model: &Mutex<Model>, pause: &mut Duration) -> 
 async fn execute(gateway: &Gateway, change: Change) -> String {
     let path = format!("/workers/{}/drain", change.worker);
     let answer = if change.undo { gateway.delete(&path).await } else { gateway.post(&path).await };
-    match answer.and_then(|answer| answer.read::<IgnoredAny>()) {
-        Ok(_) if change.undo => format!("worker {} gets requests again", change.worker),
-        Ok(_) => format!("worker {} is draining", change.worker),
-        Err(error) => error.to_string(),
-    }
+    let told = match answer.and_then(|answer| answer.read::<IgnoredAny>()) {
+        Ok(_) if change.undo => after_undrain(gateway, change.worker).await,
+        Ok(_) => after_drain(gateway, change.worker).await,
+        Err(error) => Err(error),
+    };
+    told.unwrap_or_else(|error| error.to_string())
 }
 
 /// Reads events until every kind arrived that a frame shows.

@@ -43,7 +43,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, newest: &Model, view: &View) {
     frame.render_widget(head(newest, view), title);
     frame.render_widget(Paragraph::new(figures(model)), load);
     draw_workers(frame, workers, model, view);
-    frame.render_widget(slot_table(model), slots);
+    frame.render_widget(slot_table(model, slots.width), slots);
     frame.render_widget(footer(newest, view), foot);
     if view.help {
         help(frame);
@@ -160,30 +160,34 @@ fn address(worker: &Worker) -> &str {
     worker.spec.url.split_once("://").map_or(&*worker.spec.url, |(_, rest)| rest)
 }
 
-fn slot_table(model: &Model) -> Table<'static> {
+fn slot_table(model: &Model, width: u16) -> Table<'static> {
     let widths = [
-        Constraint::Length(24),
-        Constraint::Min(16),
+        Constraint::Length(20),
+        Constraint::Min(20),
         Constraint::Length(12),
         Constraint::Length(12),
         Constraint::Length(12),
     ];
     let header = Row::new(["SLOT", "POLICY", "DIGEST", "STATE", "TRIALS"]);
-    Table::new(model.slots.iter().map(slot_row), widths)
+    // What the other columns leave, with a space after each.
+    let room = usize::from(width).saturating_sub(60).max(20);
+    Table::new(model.slots.iter().map(|slot| slot_row(slot, room)), widths)
         .header(header.style(Style::new().add_modifier(Modifier::BOLD)))
         .block(Block::new().borders(Borders::TOP).title(" slots "))
 }
 
-fn slot_row(slot: &Slot) -> Row<'static> {
+/// A long name of a policy loses its end, and not its generation, so that both fit `room` columns.
+fn slot_row(slot: &Slot, room: usize) -> Row<'static> {
     let name = match &slot.model {
         Some(model) => format!("{} {model}", slot.slot),
         None => slot.slot.clone(),
     };
     let state = if slot.breaker_open { "breaker open" } else { &slot.state };
+    let generation = format!("@{}", slot.generation);
     let colour = if slot.breaker_open { Color::Red } else { Color::Reset };
     Row::new(vec![
         Cell::from(safe(&name)),
-        Cell::from(safe(&format!("{}@{}", slot.policy, slot.generation))),
+        Cell::from(format!("{}{generation}", cut(&clean(&slot.policy), room - generation.len().min(room)))),
         Cell::from(safe(&slot.digest.as_deref().map_or(NONE.to_owned(), short))),
         Cell::from(safe(state)).style(Style::new().fg(colour)),
         Cell::from(safe(&trials(slot))),

@@ -62,7 +62,7 @@ fn a_frame_of_80_by_24_has_everything() {
         "queue     5 waiting, 2.0 KiB;",
         "workers   2 of 2 eligible",
         "1 10.0.0.1:8000",
-        "prefill                  kv-aware@3",
+        "prefill              kv-aware@3",
         "9e9a00112233",
         "q quit",
     ] {
@@ -75,6 +75,12 @@ fn a_frame_of_80_by_24_has_everything() {
     let frame_of_long = text(&long, &View::default());
     // O3.1: the end of an address tells workers apart.
     assert!(frame_of_long.contains("1 …7.0.0.1:33951 prefill"), "{frame_of_long}");
+    long.slots[0].policy = "predicted-latency".to_owned();
+    // O3.1
+    assert!(text(&long, &View::default()).contains(" predicted-latency@3 "));
+    (long.slots[0].policy, long.slots[0].generation) = ("a-rule-with-a-long-name".to_owned(), 1_234);
+    // O3.1: the end of a long name is cut, and not the generation.
+    assert!(text(&long, &View::default()).contains(" a-rule-with-a-…@1234 "));
     let row = frame.lines().find(|line| line.contains("10.0.0.1:8000")).unwrap();
     let cells: Vec<&str> = row.split_whitespace().collect();
     // O3.1

@@ -26,6 +26,8 @@ pub(super) struct Leg {
     pub(super) ttft_ms: Option<f64>,
     /// Time from its first to its last token, ms.
     pub(super) decode_ms: Option<f64>,
+    /// Whether it is of a streamed request. Another one only counts as load, with the times of its decisions.
+    pub(super) is_measured: bool,
     /// Whether the leg is fitted. Otherwise it only counts as load.
     pub(super) is_fitted: bool,
 }
@@ -61,15 +63,16 @@ pub(super) struct Observed {
     pub(super) handoff_ms: Option<f64>,
 }
 
-/// Requests that cannot be used, by reason.
+/// Requests that are not fitted, by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct LeftOut {
     uncounted: u64,
     /// Number of requests that are fitted with an estimate of their prompt tokens.
     estimated: u64,
     unknown_end: u64,
-    not_streamed: u64,
     beside_unknown: u64,
+    /// Number of requests that only count as load.
+    not_streamed: u64,
 }
 
 /// Everything that ran on the engines.
@@ -88,9 +91,11 @@ pub(super) struct Load {
 impl Load {
     pub(super) fn of(requests: &[LoggedRequest]) -> Self {
         let start_us = requests.iter().map(|request| request.arrived_at_us).min().unwrap_or_default();
-        // If most prompts were not counted, estimates are used.
-        let counted = requests.iter().filter(|request| counted_tokens(request).is_some()).count();
-        let takes_estimates = counted * 2 < requests.len();
+        // If most prompts that can be fitted were not counted, estimates are used. An answer that is not
+        // streamed has counted tokens.
+        let streamed = || requests.iter().filter(|request| request.outcome.ttft_ms.is_some());
+        let counted = streamed().filter(|request| counted_tokens(request).is_some()).count();
+        let takes_estimates = counted * 2 < streamed().count();
         let mut load = Self { start_us, takes_estimates, ..Self::default() };
         requests.iter().for_each(|request| load.add_request(request));
         load.set_aside();
@@ -98,8 +103,11 @@ impl Load {
         load
     }
 
+    /// Returns the engines of a role, none if no streamed request ran on them.
     pub(super) fn engines_of(&self, role: Role) -> Vec<&Engine> {
-        self.engines.iter().filter(|engine| engine.role == role && !engine.legs.is_empty()).collect()
+        let of_role = || self.engines.iter().filter(|engine| engine.role == role && !engine.legs.is_empty());
+        let is_measured = of_role().flat_map(|engine| &engine.legs).any(|leg| leg.is_measured);
+        of_role().filter(|_| is_measured).collect()
     }
 
     /// Returns the time from which requests are kept for the check.
@@ -152,8 +160,6 @@ impl Load {
             Some(&mut self.left_out.uncounted)
         } else if request.output_tokens == 0 || serving.is_none() || is_rest {
             Some(&mut self.left_out.unknown_end)
-        } else if request.outcome.ttft_ms.is_none() {
-            Some(&mut self.left_out.not_streamed)
         } else {
             None
         };
@@ -166,10 +172,36 @@ impl Load {
             }
             return;
         }
-        let times = serving.zip(request.outcome.ttft_ms);
-        let (Some((serving, ttft_ms)), Some(isl)) = (times, tokens) else { return };
+        let (Some(serving), Some(isl)) = (serving, tokens) else { return };
+        let Some(ttft_ms) = request.outcome.ttft_ms else {
+            self.left_out.not_streamed += 1;
+            self.add_load(request, isl, prefill, (serving.0, serving.1), end_us);
+            return;
+        };
         self.left_out.estimated += u64::from(counted.is_none());
         self.observe(request, isl, prefill, serving, add_milliseconds(arrived, ttft_ms));
+    }
+
+    /// Adds a request of known lengths and without a time to first token. A leg that received KV counts from
+    /// its decision.
+    fn add_load(
+        &mut self,
+        request: &LoggedRequest,
+        isl: u32,
+        prefill: Option<(usize, u64)>,
+        (engine, at_us): (usize, u64),
+        end_us: u64,
+    ) {
+        let (osl, kv) = (request.output_tokens, prompt_kv(request, isl));
+        let (ttft_ms, decode_ms, is_measured, is_fitted) = (None, None, false, false);
+        let leg = Leg { at_us, end_us, isl, osl, kv, ttft_ms, decode_ms, is_measured, is_fitted };
+        match prefill {
+            None => _ = self.put(engine, leg),
+            Some((prefill, began)) => {
+                self.put(prefill, Leg { at_us: began, osl: 1, ..leg });
+                self.put(engine, Leg { kv: PromptKv::Received, ..leg });
+            }
+        }
     }
 
     /// Adds a request whose times and lengths are known.
@@ -182,14 +214,15 @@ impl Load {
         first_us: u64,
     ) {
         let osl = request.output_tokens;
-        let cached = request.outcome.cached_reported.or(request.outcome.cached_predicted).unwrap_or_default();
-        let cached = cached.min(isl.saturating_sub(1));
+        let cached = cached_tokens(request, isl);
         let decode_ms = request.outcome.itl_ms.filter(|_| osl > 1).map(|itl| itl * f64::from(osl - 1));
         let end_us = add_milliseconds(first_us, decode_ms.unwrap_or_default());
-        let kv = if cached > 0 { PromptKv::Cached(cached) } else { PromptKv::Computed };
+        let kv = prompt_kv(request, isl);
         let began = prefill.map_or(at_us, |(_, at_us)| at_us);
         let ttft_ms = millis(began, first_us);
-        let leg = Leg { at_us, end_us, isl, osl, kv, ttft_ms: Some(ttft_ms), decode_ms, is_fitted: true };
+        let (is_measured, is_fitted) = (true, true);
+        let first_ms = Some(ttft_ms);
+        let leg = Leg { at_us, end_us, isl, osl, kv, ttft_ms: first_ms, decode_ms, is_measured, is_fitted };
         let (prompt, decode, handoff_ms) = match prefill {
             None => (self.put(engine, leg), None, None),
             Some((prefill, began)) => {
@@ -229,8 +262,8 @@ impl Load {
             for leg in &mut engine.legs {
                 let next = unknown.partition_point(|(_, to)| *to < leg.at_us);
                 let overlaps = unknown.get(next).is_some_and(|(from, _)| *from <= leg.end_us);
-                leg.is_fitted = !overlaps;
-                self.left_out.beside_unknown += u64::from(overlaps);
+                self.left_out.beside_unknown += u64::from(overlaps && leg.is_fitted);
+                leg.is_fitted &= !overlaps;
             }
         }
     }
@@ -240,6 +273,18 @@ impl Load {
 fn counted_tokens(request: &LoggedRequest) -> Option<u32> {
     let routed = Some(request.input_tokens).filter(|_| !request.input_estimated);
     request.outcome.prompt_reported.or(routed).filter(|tokens| *tokens > 0)
+}
+
+fn cached_tokens(request: &LoggedRequest, isl: u32) -> u32 {
+    let cached = request.outcome.cached_reported.or(request.outcome.cached_predicted).unwrap_or_default();
+    cached.min(isl.saturating_sub(1))
+}
+
+fn prompt_kv(request: &LoggedRequest, isl: u32) -> PromptKv {
+    match cached_tokens(request, isl) {
+        0 => PromptKv::Computed,
+        cached => PromptKv::Cached(cached),
+    }
 }
 
 /// Joins intervals that overlap.
@@ -257,7 +302,7 @@ fn merged(mut times: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
 
 impl LeftOut {
     pub(super) fn warnings(self) -> Vec<String> {
-        let Self { uncounted, estimated, unknown_end, not_streamed, beside_unknown } = self;
+        let Self { uncounted, estimated, unknown_end, beside_unknown, not_streamed } = self;
         let counts = [
             (
                 estimated,
@@ -266,11 +311,11 @@ impl LeftOut {
             ),
             (uncounted, "requests have no counted prompt tokens (no tokenizer), and are not fitted"),
             (unknown_end, "requests failed or have no output tokens, and are not fitted"),
+            (beside_unknown, "legs ran beside requests of unknown size, and are not fitted"),
             (
                 not_streamed,
-                "requests were not streamed: they have no time to first token, and are not fitted",
+                "requests were not streamed: they have no time to first token, and only count as load",
             ),
-            (beside_unknown, "legs ran beside such requests, and are not fitted"),
         ];
         counts.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}")).collect()
     }

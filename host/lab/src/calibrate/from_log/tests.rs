@@ -182,11 +182,52 @@ fn a_gap_and_requests_of_unknown_size_move_the_coefficients_little() {
     let found = values(&calibration, Role::Aggregated);
     assert_near(&[found[1], found[4]], &[PREFILL[1], PREFILL[4]], 0.15);
     let told = calibration.warnings.join("\n");
-    for part in
-        ["have no counted prompt tokens", "failed or have no output", "not streamed", "ran beside such"]
-    {
+    for part in [
+        "have no counted prompt tokens",
+        "failed or have no output",
+        "ran beside requests of unknown size",
+        "1 requests were not streamed: they have no time to first token, and only count as load",
+    ] {
         assert!(told.contains(part), "{told}");
     }
+}
+
+#[test]
+fn requests_that_are_not_streamed_are_load_and_their_counts_do_not_hide_estimates() {
+    let not_streamed = |request: &mut LoggedRequest| {
+        request.outcome.prompt_reported = Some(request.input_tokens);
+        (request.outcome.ttft_ms, request.outcome.itl_ms) = (None, None);
+    };
+    // I10.9: two of three requests are not streamed, and most others run beside one.
+    let mut requests = aggregated(Traffic { count: 900, ..TRAFFIC }, 1);
+    let mixed = |requests: &mut [LoggedRequest]| {
+        (0..).zip(requests).filter(|(number, _)| number % 3 > 0).for_each(|(_, one)| not_streamed(one));
+    };
+    mixed(&mut requests);
+    let calibration = fitted(&requests);
+    assert_near(&values(&calibration, Role::Aggregated), &PREFILL, 0.03);
+    let told = calibration.warnings.join("\n");
+    assert!(told.contains("600 requests were not streamed") && !told.contains("unknown size"), "{told}");
+    // The streamed ones have estimates only.
+    requests.iter_mut().step_by(3).for_each(|request| request.input_estimated = true);
+    let calibration = fitted(&requests);
+    let told = calibration.warnings.join("\n");
+    assert!(told.contains("300 requests are fitted with prompt tokens that were estimated"), "{told}");
+    // A pair's legs that are not streamed are load on both of its engines.
+    let mut requests = pairs(Traffic { count: 450, cached: false, ..TRAFFIC }, true);
+    mixed(&mut requests);
+    let calibration = fitted(&requests);
+    let found = values(&calibration, Role::Decode);
+    assert_near(&[found[1], found[2]], &[DECODE[1], DECODE[2]], 0.2);
+
+    requests.iter_mut().skip(30).for_each(not_streamed);
+    let error = calibrate_requests(&requests, KnownCapacity::default().or_assumed(&mut |_, _| {}));
+    let error = error.unwrap_err().to_string();
+    assert!(error.contains("20 are needed (440 requests were not streamed: they have no time"), "{error}");
+    requests.iter_mut().for_each(not_streamed);
+    let error = calibrate_requests(&requests, KnownCapacity::default().or_assumed(&mut |_, _| {}));
+    let error = error.unwrap_err().to_string();
+    assert!(error.contains("none of its requests can be used: 450 requests were not streamed"), "{error}");
 }
 
 #[test]

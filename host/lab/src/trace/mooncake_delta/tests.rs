@@ -1,5 +1,8 @@
 use super::*;
-use crate::trace::{Trace, TraceError, TraceFormat};
+use crate::{
+    generate::{Shape, Workload, generate},
+    trace::{Trace, TraceError, TraceFormat},
+};
 
 fn parse(text: &str, skip_bad: bool) -> Result<Trace, TraceError> {
     Trace::parse(text.as_bytes(), "trace", "trace".to_owned(), None, None, skip_bad)
@@ -62,6 +65,67 @@ fn the_turns_of_a_session_share_one_list_of_blocks() {
     let (first, last) = (&trace.requests[0].blocks, &trace.requests[2_000].blocks);
     assert_eq!(last.len(), (1_000_000_usize + 2_000 * 513).div_ceil(512));
     assert_eq!(first.as_ptr(), last.as_ptr());
+}
+
+#[test]
+fn additions_are_known_by_their_lengths_and_blocks_or_by_a_group_in_any_line() {
+    let expected = parse(DATASET, false).unwrap();
+    assert_eq!(expected.format, Some(TraceFormat::MooncakeDelta));
+    let without = |text: &str| text.replace(r#","group_id":46"#, "");
+    let (first, rest) = DATASET.split_once('\n').unwrap();
+    for text in [without(DATASET), without(first) + "\n" + rest] {
+        let trace = parse(&text, false).unwrap();
+        assert_eq!(trace, expected, "{text}");
+    }
+    // Here most later turns begin like the turn before them.
+    let whole = DATASET.replace("[10,11]", "[0,11]").replace("[13,14", "[0,14");
+    let trace = parse(&without(&whole), false).unwrap();
+    assert_eq!((trace.format, &trace.requests[2].blocks[..]), (Some(TraceFormat::Mooncake), &[0, 11][..]));
+    let long = without(DATASET).replace(r#""input_length":1100"#, r#""input_length":16777000"#);
+    let error = parse(&long.replace("[0,1,9]", "[]"), false).unwrap_err().to_string();
+    let start =
+        "trace: read as mooncake-delta, in which the prompts of a session grow: `input_length` is 16777900;";
+    assert!(error.starts_with(start), "{error}");
+}
+
+#[test]
+fn sessions_that_may_have_whole_prompts_or_additions_are_read_as_whole_with_a_note() {
+    let line = |rest: &str| format!(r#"{{"session_id":7,"output_length":60,{rest}}}"#) + "\n";
+    let unclear = line(r#""input_length":900,"timestamp":0"#)
+        + &line(r#""input_length":100,"delay":5"#)
+        + &line(r#""input_length":1900,"delay":5"#)
+        + &line(r#""input_length":100,"delay":5"#);
+    // Unrelated prompts of one client, as `trace export` may write them, have times.
+    let timed = line(r#""input_length":900,"timestamp":0,"hash_ids":[1,2]"#)
+        + &line(r#""input_length":500,"timestamp":9000,"delay":5,"hash_ids":[3]"#);
+    for text in [&unclear, &timed] {
+        let trace = parse(text, false).unwrap();
+        assert_eq!(trace.format, Some(TraceFormat::Mooncake));
+        assert!(
+            trace.notes[0].contains("--format mooncake-delta, else --format mooncake"),
+            "{:?}",
+            trace.notes
+        );
+        for format in [TraceFormat::Mooncake, TraceFormat::MooncakeDelta] {
+            let named = Trace::parse(text.as_bytes(), "t", "t".into(), Some(format), None, false).unwrap();
+            assert_eq!((named.format, named.notes), (Some(format), vec![]));
+        }
+    }
+    let grows = unclear.replacen(r#":100,"#, ":1000,", 1).replace(":1900,", ":2900,");
+    assert!(parse(&grows, false).unwrap().notes.is_empty(), "{grows}");
+}
+
+#[test]
+fn generated_sessions_have_whole_prompts() {
+    let shapes = [Shape::Chat { turns: 5 }, Shape::Agents { groups: 10 }];
+    for shape in shapes {
+        let trace = generate(&Workload { shape, requests: 300, rate: 1.0, burstiness: 1.0, seed: 3 });
+        let mut out = Vec::new();
+        trace.write_mooncake(&mut out).unwrap();
+        let blocks = Some(trace.block_tokens);
+        let read = Trace::parse(&out[..], "t", "t".into(), None, blocks, false).unwrap();
+        assert_eq!((read.format, read.notes), (Some(TraceFormat::Mooncake), vec![]), "{shape:?}");
+    }
 }
 
 #[test]
