@@ -229,7 +229,7 @@ impl WorkerSpec {
     /// role=prefill,engine=vllm,url=http://10.0.0.1:8000[,id=7][,dp_size=2][,model=a]
     /// [,bootstrap_host=10.0.0.1][,bootstrap_port=8998][,transport=nixl][,kv_compatibility=0.33]
     /// [,kv_addr=10.0.0.1:14579]
-    /// [,kv_events=tcp://10.0.0.1:5557][,kv_replay=tcp://10.0.0.1:5558]
+    /// [,kv_events=tcp://{host}:5557][,kv_replay=tcp://{host}:5558]
     /// [,label.zone=a][,taint=x][,topology.rack=r1][,kv_transfer=required:rack][,lora=a]
     /// [,local_prefill=true][,prefill_cancellable=true][,handoff_lease_s=480][,max_concurrency=64]
     /// [,block_size=16][,total_blocks=512][,api_key=k][,tls_server_name=engine.example]

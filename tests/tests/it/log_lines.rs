@@ -179,6 +179,56 @@ async fn p11_workers_with_one_address_for_kv_events_are_told() {
 }
 
 #[tokio::test]
+async fn h6_kv_events_of_a_healthy_worker_that_never_arrive_are_told() {
+    let path = concat!(module_path!(), "::h6_kv_events_of_a_healthy_worker_that_never_arrive_are_told");
+    if !own_process(path) {
+        return;
+    }
+    let log = log();
+    // Nothing listens at port 9.
+    let config = SimConfig::instant(Dialect::Vllm, Role::Aggregated);
+    let builder = TestClusterBuilder::new().sim_with(config, ",kv_events=tcp://127.0.0.1:9");
+    let cluster = builder.start().await.unwrap();
+    let read = async |path| -> serde_json::Value {
+        serde_json::from_slice(&cluster.admin.get(path).await.unwrap().body).unwrap()
+    };
+    let early = read("/workers").await;
+    let feed = &early["workers"][0]["ranks"][0]["kv_feed"];
+    // H6.22
+    assert_eq!(*feed, serde_json::json!({ "endpoint": "tcp://127.0.0.1:9", "live": false, "reason": null }));
+    let lines = || {
+        let text = String::from_utf8_lossy(&log.0.lock()).into_owned();
+        let told = text.lines().filter(|line| line.contains("kv events of a healthy worker do not arrive"));
+        told.map(str::to_owned).collect::<Vec<_>>()
+    };
+    for _ in 0..600 {
+        if !lines().is_empty() {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    // Two more attempts.
+    tokio::time::sleep(Duration::from_secs(11)).await;
+    let lines = lines();
+    // H6.22
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    for part in ["WARN", "worker=1", "rank=0", "endpoint=tcp://127.0.0.1:9", "reason=cannot connect"] {
+        assert!(lines[0].contains(part), "`{part}` is not in {}", lines[0]);
+    }
+    let (status, workers) = (read("/status").await, read("/workers").await);
+    let told = "no KV events of rank 0 from tcp://127.0.0.1:9: cannot connect";
+    let begins = |text: &serde_json::Value, with: &str| text.as_str().unwrap_or_default().starts_with(with);
+    assert!(begins(&status["reasons"][0], &format!("worker 1: {told}")), "{}", status["reasons"]);
+    let worker = &workers["workers"][0];
+    assert!(begins(&worker["reason"], told), "{}", worker["reason"]);
+    assert!(begins(&worker["ranks"][0]["kv_feed"]["reason"], "cannot connect"), "{}", worker["ranks"]);
+    assert_eq!(
+        (&status["ready"], &worker["ineligible"]),
+        (&serde_json::Value::Bool(true), &serde_json::Value::Null)
+    );
+}
+
+#[tokio::test]
 async fn b6_a_remote_prefill_that_fails_for_good_has_one_line_and_a_refused_one_none() {
     let path = concat!(
         module_path!(),

@@ -13,7 +13,7 @@ use axum::{
 };
 use bytes::Bytes;
 use pointsman_workers::{
-    Drainer, Health, Ineligible, Leg, ModelName, MoveCounts, Snapshot, WorkerId, WorkerSpec,
+    Drainer, FeedStatus, Health, Ineligible, Leg, ModelName, MoveCounts, Snapshot, WorkerId, WorkerSpec,
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -64,7 +64,7 @@ pub(super) fn describe(state: &State, age: bool, only: Option<WorkerId>) -> Valu
                     "active_prefill_tokens": load.active_prefill_tokens(), "decode_blocks": load.decode_blocks(),
                     "ttft_ewma_us": view.ttft_ewma_us(), "itl_ewma_us": view.itl_ewma_us(),
                     "prefill_us_per_ktoken": view.prefill_us_per_ktoken(), "error_ppm": view.error_ppm(),
-                    "remote": load.remote(),
+                    "remote": load.remote(), "kv_feed": state.feeds.get(worker.id(), candidate.rank).map(feed),
                 })
             })
             .collect();
@@ -74,6 +74,8 @@ pub(super) fn describe(state: &State, age: bool, only: Option<WorkerId>) -> Valu
         });
         // An engine with too much to do works: `paused` reports it.
         let ineligible = worker.ineligible().filter(|reason| *reason != Ineligible::Paused);
+        let reason = worker.problem().or_else(|| worker.refusal_reason());
+        let reason = reason.or_else(|| state.feeds.problem(worker.id()).map(Arc::new));
         json!({
             "id": worker.id(), "source": sources.get(&worker.id()), "spec": worker.spec(),
             "models": models.get(&worker.id()).map(Vec::as_slice).unwrap_or_default(),
@@ -91,7 +93,7 @@ pub(super) fn describe(state: &State, age: bool, only: Option<WorkerId>) -> Valu
                 json!({ "by": stuck.by.as_str(), "since_s": since_s, "put_aside": worker.is_put_aside() })
             }),
             "warm_up_share": worker.warm_up_share().filter(|_| age),
-            "reason": worker.problem().or_else(|| worker.refusal_reason()), "busy": busy, "contradiction": worker.contradiction(),
+            "reason": reason, "busy": busy, "contradiction": worker.contradiction(),
             "facts": *worker.facts(), "unknown_facts": worker.spec().unknown_facts(&worker.facts()),
             "block_size": worker.block_size(), "total_blocks": worker.total_blocks(), "engine_load": engine,
             "ranks": ranks,
@@ -100,6 +102,11 @@ pub(super) fn describe(state: &State, age: bool, only: Option<WorkerId>) -> Valu
     let wanted = |worker: &&Arc<pointsman_workers::Worker>| only.is_none_or(|id| worker.id() == id);
     let workers: Vec<Value> = snapshot.workers().iter().filter(wanted).map(one).collect();
     json!({ "version": snapshot.version(), "busy_thresholds": state.router.busy(), "workers": workers })
+}
+
+/// The feed of a rank's KV events.
+fn feed(status: FeedStatus) -> Value {
+    json!({ "endpoint": *status.endpoint, "live": status.live(), "reason": status.problem().as_deref() })
 }
 
 /// Returns the models that each worker serves, sorted.

@@ -81,8 +81,9 @@ pub(super) struct RawSpec {
     /// host:port of the KV transport of P2pNccl.
     #[schemars(extend("x-position" = 15, "x-example" = "\"10.0.0.1:14579\""))]
     pub(super) kv_addr: Option<String>,
-    /// ZMQ PUB of the engine's KV events; rank r uses port + r. SGLang reports it.
-    #[schemars(extend("x-position" = 16, "x-example" = "\"tcp://10.0.0.1:5557\""))]
+    /// ZMQ PUB of the engine's KV events; rank r uses port + r. With {host}: the port that is set on every
+    /// node, without: that of the worker's first rank. SGLang reports it.
+    #[schemars(extend("x-position" = 16, "x-example" = "\"tcp://{host}:5557\""))]
     pub(super) kv_events: Option<String>,
     /// Address that replays past events; {host}: host of the url.
     #[schemars(extend("x-position" = 17, "x-example" = "\"tcp://{host}:5558\""))]
