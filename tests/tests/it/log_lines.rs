@@ -6,8 +6,13 @@
 use std::{io, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
+use pointsman_gateway::config::Config;
 use pointsman_sim::{Dialect, Fault, FaultKind, Role, SimConfig};
-use pointsman_tests::{TestClusterBuilder, own_process};
+use pointsman_tests::{
+    Act, RawEngine, RawRequest, TestClusterBuilder, own_process,
+    raw_engine::{json, status},
+};
+use pointsman_workers::WorkerSpec;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
@@ -176,6 +181,46 @@ async fn p11_workers_with_one_address_for_kv_events_are_told() {
         })
     };
     cluster.until("the log names both workers", told).await.unwrap();
+}
+
+#[tokio::test]
+async fn e2_an_abort_that_an_engine_does_not_allow_is_told_once_for_each_worker() {
+    let path =
+        concat!(module_path!(), "::e2_an_abort_that_an_engine_does_not_allow_is_told_once_for_each_worker");
+    if !own_process(path) {
+        return;
+    }
+    let log = log();
+    let answer = |request: &RawRequest| match request.line.as_str() {
+        "GET /v1/models" => vec![Act::Send(json(r#"{"data":[{"id":"tiny"}]}"#))],
+        "POST /abort_request" => vec![Act::Send(status("401 Unauthorized", r#"{"error":"Unauthorized"}"#))],
+        line if line.starts_with("GET") => vec![Act::Send(json("{}"))],
+        _ => vec![Act::Hang],
+    };
+    let (prefill, decode) =
+        (RawEngine::start(answer).await.unwrap(), RawEngine::start(answer).await.unwrap());
+    let change = |config: &mut Config| {
+        config.timeouts.request = Duration::from_secs(2);
+        for (role, id, engine) in [("prefill", 1, &prefill), ("decode", 2, &decode)] {
+            let flag = format!("id={id},role={role},engine=sglang,url=http://{}", engine.address);
+            config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+        }
+    };
+    let cluster = TestClusterBuilder::new().config(change).start().await.unwrap();
+    let body = r#"{"model":"tiny","max_tokens":2,"messages":[]}"#;
+    for _ in 0..3 {
+        let leaving = cluster.client.post("/v1/chat/completions", &[], body);
+        assert!(tokio::time::timeout(Duration::from_millis(100), leaving).await.is_err(), "never answered");
+    }
+    cluster.at_rest().await.unwrap();
+    let text = String::from_utf8_lossy(&log.0.lock()).into_owned();
+    for worker in ["worker=1", "worker=2"] {
+        let told = |line: &&str| line.contains("abort not allowed") && line.contains(worker);
+        let lines: Vec<&str> = text.lines().filter(told).collect();
+        // E2.6
+        assert_eq!(lines.len(), 1, "{lines:?}");
+        assert!(lines[0].contains("WARN") && lines[0].contains("--admin-api-key"), "{}", lines[0]);
+    }
 }
 
 #[tokio::test]
