@@ -127,8 +127,8 @@ pub struct WorkerSpec {
     pub kv_events_offset: Option<u32>,
     /// Whether the worker can prefill without a handoff.
     pub local_prefill: bool,
-    /// Whether a prefill in flight can be cancelled safely (E4).
-    pub prefill_cancellable: bool,
+    /// Whether a prefill in flight can be cancelled safely (E4); `None`: if the engine is known to allow it.
+    pub prefill_cancellable: Option<bool>,
     /// How long a prefill worker keeps the blocks of a handoff that no decode worker pulls, seconds; `None`
     /// if unknown.
     #[serde(skip_serializing_if = "Option::is_none")]

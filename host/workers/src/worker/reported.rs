@@ -7,8 +7,8 @@ use super::Worker;
 use crate::{
     columns::EngineLoad,
     facts::{Contradiction, EngineFacts},
-    id::ModelName,
-    spec::major_minor,
+    id::{Engine, ModelName},
+    spec::{KvTransport, major_minor},
 };
 
 impl Worker {
@@ -48,6 +48,19 @@ impl Worker {
     #[must_use]
     pub fn engine_version(&self) -> Option<(u32, u32)> {
         self.facts.load().version.as_deref().and_then(major_minor)
+    }
+
+    /// Returns whether a prefill in flight may be cancelled (E4): as configured, otherwise if the engine is
+    /// known to free its blocks (vLLM 0.33, `nixl/pull_scheduler.py`, `request_finished`). The source of
+    /// vLLM's Rust frontend, which has to see that the connection is closed, was not read.
+    #[must_use]
+    pub fn cancels_prefill(&self) -> bool {
+        let is_known = || {
+            (self.spec.engine, self.spec.transport) == (Engine::Vllm, KvTransport::Nixl)
+                && self.engine_version() >= Some((0, 33))
+                && !self.facts.load().takes_global_ranks
+        };
+        self.spec.prefill_cancellable.unwrap_or_else(is_known)
     }
 
     /// Stores what the engine reports. Configured values take precedence.
