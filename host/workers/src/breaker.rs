@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::sync::{
     Instant,
-    atomic::{AtomicU32, AtomicU64, Ordering},
+    atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
 };
 
 /// When a breaker opens, how long it pauses, and what it lets through after the pause.
@@ -16,15 +16,17 @@ pub struct BreakerRules {
     pub consecutive_failures: u32,
     /// Failure rate that opens the breaker even if successes lie between the failures.
     pub failure_rate: Option<FailureRate>,
-    /// Pause after the breaker opens for the first time since the last success.
+    /// Pause after the breaker opens for the first time since the last success, or, after an opening by the
+    /// failure rate, since the last window with a lower rate.
     pub first_pause: Duration,
-    /// The pause doubles with every further opening since the last success, at most this many times.
+    /// The pause doubles with every further opening, at most this many times.
     pub max_doublings: u32,
     /// Calls that are let through between the end of the pause and the next outcome.
     pub after_pause: AfterPause,
 }
 
-/// Opens when at least `min_failures` failed and they are at least one in `one_in` of the window's calls.
+/// Opens when at least `min_failures` failed and they are at least one in `one_in` of the window's calls. A
+/// success does not end the pause then: some calls of such a worker or policy succeed.
 #[derive(Clone, Copy, Debug)]
 pub struct FailureRate {
     /// Failures below this number never open the breaker by their rate.
@@ -49,7 +51,7 @@ impl BreakerRules {
     /// request that fails on one worker is retried on another.
     pub const WORKER: Self = Self {
         consecutive_failures: 5,
-        failure_rate: None,
+        failure_rate: Some(FailureRate { min_failures: 10, one_in: 2, window: 20 }),
         first_pause: Duration::from_millis(500),
         max_doublings: 5,
         after_pause: AfterPause::Probation,
@@ -69,20 +71,26 @@ impl BreakerRules {
     }
 }
 
-/// A breaker. Closed until failures open it; a success closes it.
+/// A breaker. Closed until failures open it; a success closes it. After an opening by the failure rate, only
+/// a success after the pause does.
 ///
 /// Threads report outcomes without a lock. Racing outcomes may lose a count, which shifts an opening by one
-/// failure or changes the length of a pause; they never leave the breaker open after a later success.
+/// failure or changes the length of a pause; they never leave the breaker open after such a later success.
 #[derive(Debug)]
 pub struct Breaker {
     rules: BreakerRules,
     /// Failures since the last success.
     consecutive: AtomicU32,
-    /// Times the breaker opened since the last success.
+    /// Times the breaker opened since the last success, or since `rated` was cleared.
     openings: AtomicU32,
-    /// Number of calls when the current window began, and failures since then. Only failures touch these.
+    /// Number of calls when the current window began, and failures since then. Only failures touch these,
+    /// unless `rated`.
     window_start: AtomicU64,
     window_failures: AtomicU64,
+    /// Whether the failure rate opened the breaker, and no window since then had a lower rate.
+    rated: AtomicBool,
+    /// Until when a success does not close the breaker, in milliseconds after `epoch`.
+    held_until_ms: AtomicU64,
     /// End of the pause in milliseconds after `epoch`; 0 if the breaker is closed.
     retry_at_ms: AtomicU64,
     epoch: Instant,
@@ -98,6 +106,8 @@ impl Breaker {
             openings: AtomicU32::new(0),
             window_start: AtomicU64::new(0),
             window_failures: AtomicU64::new(0),
+            rated: AtomicBool::new(false),
+            held_until_ms: AtomicU64::new(0),
             retry_at_ms: AtomicU64::new(0),
             epoch: Instant::now(),
         }
@@ -133,20 +143,39 @@ impl Breaker {
         self.retry_at_ms.load(Ordering::Acquire) != 0
     }
 
-    /// Closes the breaker.
-    pub fn record_success(&self) {
+    /// Closes the breaker, unless its failure rate opened it and the pause has not ended. `calls` is the
+    /// number of calls so far; only [`BreakerRules::failure_rate`] uses it.
+    pub fn record_success(&self, calls: u64) {
+        let rated = self.rated.load(Ordering::Relaxed);
         // Check both: a success that runs between the two writes of a failure leaves only one of them set.
         if self.consecutive.load(Ordering::Relaxed) != 0 || self.is_open() {
             self.consecutive.store(0, Ordering::Relaxed);
-            self.openings.store(0, Ordering::Relaxed);
+            if rated && self.now_ms() < self.held_until_ms.load(Ordering::Relaxed) {
+                return;
+            }
+            if !rated {
+                self.openings.store(0, Ordering::Relaxed);
+            } else if self.is_open() {
+                // The calls of the pause and of the probation are not part of the rate.
+                self.begin_window(calls);
+            }
             self.retry_at_ms.store(0, Ordering::Release);
+        }
+        if rated && self.is_window_full(calls) {
+            self.begin_window(calls);
+            self.end_rated();
         }
     }
 
     /// Counts a failure, which opens the breaker if its rules say so. `calls` is the number of calls so far;
     /// only [`BreakerRules::failure_rate`] uses it.
     pub fn record_failure(&self, calls: u64) {
-        let too_many = self.count_failure() >= self.rules.consecutive_failures || self.rate_exceeded(calls);
+        let in_row = self.count_failure() >= self.rules.consecutive_failures;
+        let by_rate = !self.is_open() && self.rate_exceeded(calls);
+        if by_rate {
+            self.rated.store(true, Ordering::Relaxed);
+        }
+        let too_many = in_row || by_rate;
         match self.rules.after_pause {
             AfterPause::OneTrial if too_many => self.open(),
             AfterPause::Probation if !self.is_paused() && (too_many || self.is_open()) => self.open(),
@@ -167,21 +196,40 @@ impl Breaker {
     fn open(&self) {
         let pause = self.rules.pause(self.openings.fetch_add(1, Ordering::Relaxed));
         let until = self.now_ms().saturating_add(millis(pause)).max(1);
+        self.held_until_ms.store(until, Ordering::Relaxed);
         self.retry_at_ms.store(until, Ordering::Release);
     }
 
     /// Counts a failure in its window and starts the next window when this one is full or its rate too high.
     fn rate_exceeded(&self, calls: u64) -> bool {
         let Some(rate) = self.rules.failure_rate else { return false };
-        let start = self.window_start.load(Ordering::Relaxed);
         let failures = self.window_failures.fetch_add(1, Ordering::Relaxed) + 1;
-        let seen = calls.saturating_sub(start);
+        let seen = calls.saturating_sub(self.window_start.load(Ordering::Relaxed));
         let exceeded = failures >= rate.min_failures && failures * rate.one_in >= seen;
-        if exceeded || seen >= rate.window {
-            self.window_start.store(calls, Ordering::Relaxed);
-            self.window_failures.store(0, Ordering::Relaxed);
+        let is_full = self.is_window_full(calls);
+        if exceeded || is_full {
+            self.begin_window(calls);
+        }
+        if is_full && !exceeded {
+            self.end_rated();
         }
         exceeded
+    }
+
+    fn is_window_full(&self, calls: u64) -> bool {
+        let seen = calls.saturating_sub(self.window_start.load(Ordering::Relaxed));
+        self.rules.failure_rate.is_some_and(|rate| seen >= rate.window)
+    }
+
+    fn begin_window(&self, calls: u64) {
+        self.window_start.store(calls, Ordering::Relaxed);
+        self.window_failures.store(0, Ordering::Relaxed);
+    }
+
+    fn end_rated(&self) {
+        if self.rated.swap(false, Ordering::Relaxed) {
+            self.openings.store(0, Ordering::Relaxed);
+        }
     }
 
     fn now_ms(&self) -> u64 {
@@ -200,10 +248,12 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_worker_s_breaker_opens_after_five_failures_and_a_success_ends_its_probation() {
         let breaker = Breaker::new(BreakerRules::WORKER);
-        let fail = || breaker.record_failure(0);
+        // Each failure is among many other calls.
+        let calls = std::cell::Cell::new(0);
+        let fail = || breaker.record_failure(calls.replace(calls.get() + 100));
         let pause = BreakerRules::WORKER.first_pause;
         (0..4).for_each(|_| fail());
-        breaker.record_success();
+        breaker.record_success(calls.get());
         (0..4).for_each(|_| fail());
         assert!(!breaker.is_paused());
         fail();
@@ -216,7 +266,7 @@ mod tests {
         assert!(breaker.is_paused());
         tokio::time::advance(pause).await;
         assert!(!breaker.is_paused());
-        breaker.record_success();
+        breaker.record_success(calls.get());
         (0..4).for_each(|_| fail());
         assert!(!breaker.is_paused());
     }
@@ -241,7 +291,7 @@ mod tests {
         assert!(!breaker.is_paused() && breaker.is_open());
         assert!(breaker.try_call());
         assert!(!breaker.try_call(), "one trial only");
-        breaker.record_success();
+        breaker.record_success(0);
         assert!(!breaker.is_open() && breaker.try_call());
     }
 
@@ -253,7 +303,7 @@ mod tests {
             if calls % one_in == 0 {
                 breaker.record_failure(*calls);
             } else {
-                breaker.record_success();
+                breaker.record_success(*calls);
             }
             breaker.is_open()
         })

@@ -24,8 +24,14 @@ use crate::{
     registry::{Followed, Registry},
     resolver::Resolver,
     spec::rank_endpoint,
-    worker::Worker,
+    worker::{Health, Worker},
 };
+
+mod outage;
+#[cfg(test)]
+mod tests;
+
+use outage::Outage;
 
 /// How long a feed waits before it sends a batch again that the index's full queue refused.
 const FULL_QUEUE_DELAY: Duration = Duration::from_millis(1);
@@ -39,7 +45,10 @@ const SKIPPED_LOG_INTERVAL: Duration = Duration::from_mins(10);
 pub struct FeedStatus {
     /// The feed's counters.
     pub counters: Arc<FeedCounters>,
+    /// Address of the engine's events.
+    pub endpoint: Arc<str>,
     live: Arc<AtomicBool>,
+    outage: Arc<Outage>,
 }
 
 /// All running feeds.
@@ -68,6 +77,8 @@ struct IndexSink {
     worker: WorkerId,
     rank: DpRank,
     live: Arc<AtomicBool>,
+    endpoint: Arc<str>,
+    outage: Arc<Outage>,
     forget_lines: LogLimit,
     live_lines: LogLimit,
     skipped_lines: LogLimit,
@@ -78,6 +89,12 @@ impl FeedStatus {
     #[must_use]
     pub fn live(&self) -> bool {
         self.live.load(Ordering::Relaxed)
+    }
+
+    /// Returns why the feed is not live, if it has not been for a while although its worker is healthy.
+    #[must_use]
+    pub fn problem(&self) -> Option<Arc<str>> {
+        self.outage.reason()
     }
 }
 
@@ -130,7 +147,21 @@ impl Sink for IndexSink {
         {
             tracing::info!(worker = %self.worker, rank = %self.rank, live, suppressed, "kv event feed changed");
         }
+        self.outage.restart();
         self.index.set_live(self.worker, self.rank, live);
+    }
+
+    fn lost(&self, reason: &zmtp::Error) {
+        if self.owner.health() != Health::Healthy {
+            self.outage.restart();
+        } else if self.outage.lasts(&reason.to_string()) {
+            let (worker, rank, endpoint) = (self.worker, self.rank, &self.endpoint);
+            tracing::warn!(
+                %worker, %rank, %endpoint, %reason,
+                "kv events of a healthy worker do not arrive: its cache is predicted from decisions; check its \
+                 kv_events and the engine's --kv-events-config"
+            );
+        }
     }
 }
 
@@ -173,6 +204,27 @@ impl Feeds {
         self.running.lock().iter().map(|(key, status)| (*key, status.clone())).collect()
     }
 
+    /// Returns the state of one feed, if there is one.
+    #[must_use]
+    pub fn get(&self, worker: WorkerId, rank: DpRank) -> Option<FeedStatus> {
+        self.running.lock().get(&(worker, rank)).cloned()
+    }
+
+    /// Returns why the KV events of a healthy worker have not arrived for a while: of its first rank without
+    /// them, and the number of others.
+    #[must_use]
+    pub fn problem(&self, worker: WorkerId) -> Option<String> {
+        let running = self.running.lock();
+        let own = running.range((worker, DpRank(0))..=(worker, DpRank(u32::MAX)));
+        let mut down = own.filter_map(|((_, rank), feed)| Some((rank, &feed.endpoint, feed.problem()?)));
+        let (rank, endpoint, reason) = down.next()?;
+        let others = match down.count() {
+            0 => String::new(),
+            others => format!(", and {others} more"),
+        };
+        Some(format!("no KV events of rank {rank} from {endpoint}: {reason}{others}"))
+    }
+
     /// Warns if another worker has the same endpoint: the index would assume blocks at a worker that does not
     /// have them.
     fn warn_of_shared(&self, worker: WorkerId, endpoint: &str) {
@@ -205,13 +257,20 @@ impl Feeds {
             let mut config = FeedConfig::new(&*endpoint);
             config.resolver = resolver.clone();
             config.replay = spec.kv_replay.as_ref().and_then(|replay| rank_endpoint(replay, offset + rank));
-            let status = FeedStatus { counters: config.counters.clone(), live: Arc::default() };
+            let status = FeedStatus {
+                counters: config.counters.clone(),
+                endpoint: endpoint.into(),
+                live: Arc::default(),
+                outage: Arc::default(),
+            };
             let sink = IndexSink {
                 index: index.clone(),
                 owner: worker.clone(),
                 worker: worker.id(),
                 rank: DpRank(rank),
                 live: status.live.clone(),
+                endpoint: status.endpoint.clone(),
+                outage: status.outage.clone(),
                 forget_lines: LogLimit::new(LOG_INTERVAL),
                 live_lines: LogLimit::new(LOG_INTERVAL),
                 skipped_lines: LogLimit::new(SKIPPED_LOG_INTERVAL),

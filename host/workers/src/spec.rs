@@ -127,8 +127,8 @@ pub struct WorkerSpec {
     pub kv_events_offset: Option<u32>,
     /// Whether the worker can prefill without a handoff.
     pub local_prefill: bool,
-    /// Whether a prefill in flight can be cancelled safely (E4).
-    pub prefill_cancellable: bool,
+    /// Whether a prefill in flight can be cancelled safely (E4); `None`: if the engine is known to allow it.
+    pub prefill_cancellable: Option<bool>,
     /// How long a prefill worker keeps the blocks of a handoff that no decode worker pulls, seconds; `None`
     /// if unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -229,7 +229,7 @@ impl WorkerSpec {
     /// role=prefill,engine=vllm,url=http://10.0.0.1:8000[,id=7][,dp_size=2][,model=a]
     /// [,bootstrap_host=10.0.0.1][,bootstrap_port=8998][,transport=nixl][,kv_compatibility=0.33]
     /// [,kv_addr=10.0.0.1:14579]
-    /// [,kv_events=tcp://10.0.0.1:5557][,kv_replay=tcp://10.0.0.1:5558]
+    /// [,kv_events=tcp://{host}:5557][,kv_replay=tcp://{host}:5558]
     /// [,label.zone=a][,taint=x][,topology.rack=r1][,kv_transfer=required:rack][,lora=a]
     /// [,local_prefill=true][,prefill_cancellable=true][,handoff_lease_s=480][,max_concurrency=64]
     /// [,block_size=16][,total_blocks=512][,api_key=k][,tls_server_name=engine.example]

@@ -5,7 +5,7 @@ use std::{
     collections::HashMap,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering},
+        atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering},
     },
 };
 
@@ -30,6 +30,7 @@ mod draining;
 mod eligibility;
 mod learned_limit;
 mod loading;
+mod outcomes;
 mod progress;
 mod refusing;
 mod reported;
@@ -91,6 +92,8 @@ pub struct Worker {
     /// Engine ids by rank. Only vLLM with Mooncake has them.
     engine_ids: ArcSwapOption<Vec<String>>,
     breaker: Breaker,
+    /// Number of outcomes of legs that were reported.
+    outcomes: AtomicU64,
     back_pressure: BackPressure,
     refusing: Refusing,
     learned_limit: LearnedLimit,
@@ -175,6 +178,7 @@ impl Worker {
             problem: ArcSwapOption::empty(),
             engine_ids: ArcSwapOption::empty(),
             breaker: Breaker::new(BreakerRules::WORKER),
+            outcomes: AtomicU64::new(0),
             back_pressure: BackPressure::new(),
             refusing: Refusing::default(),
             learned_limit: LearnedLimit::new(),
@@ -295,29 +299,6 @@ impl Worker {
         self.takes_requests();
         if !self.answered.load(Ordering::Relaxed) {
             self.answered.store(true, Ordering::Release);
-        }
-    }
-
-    /// Returns whether the last requests failed, so that another failure says nothing about its request.
-    #[must_use]
-    pub fn is_failing(&self) -> bool {
-        self.breaker.is_open() || self.broken_handoffs.is_open()
-    }
-
-    /// Reports the outcome of a leg. Several consecutive failures open the worker's breaker.
-    pub fn note_outcome(&self, ok: bool) {
-        if ok {
-            self.note_answered();
-            self.breaker.record_success();
-            let is_conditional = self.spec.max_concurrency.is_some() || self.learned_limit.is_noted();
-            // A concurrent failure may have updated the ranks before the breaker closed.
-            if self.learned_limit.served() || (!is_conditional && !self.is_surely_eligible()) {
-                self.tell_ranks();
-            }
-        } else {
-            // The rules have no failure rate, so the number of calls does not matter.
-            self.breaker.record_failure(0);
-            self.tell_ranks();
         }
     }
 

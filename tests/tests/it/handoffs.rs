@@ -413,10 +413,16 @@ async fn e2_a_consumed_sglang_decode_is_aborted_by_its_id() {
 
 #[tokio::test]
 async fn e4_a_prefill_that_may_be_cancelled_ends_with_its_client() {
-    for (flag, consumed) in [(",prefill_cancellable=true", 0), ("", 1)] {
+    for (version, flag, consumed) in [
+        ("0.32.0", ",prefill_cancellable=true", 0),
+        ("0.32.0", "", 1),
+        ("0.33.0", "", 0),
+        ("0.33.0", ",prefill_cancellable=false", 1),
+    ] {
+        let of = |config| SimConfig { version: Some(version.to_owned()), ..config };
         let cluster = TestClusterBuilder::new()
-            .sim_with(slow(Dialect::Vllm, Role::Prefill), flag)
-            .sim(Dialect::Vllm, Role::Decode)
+            .sim_with(of(slow(Dialect::Vllm, Role::Prefill)), flag)
+            .sim_with(of(SimConfig::instant(Dialect::Vllm, Role::Decode)), "")
             .start()
             .await
             .unwrap();
@@ -430,7 +436,7 @@ async fn e4_a_prefill_that_may_be_cancelled_ends_with_its_client() {
         }
         cluster.at_rest().await.unwrap();
         // E1.2, E4.1: a prefill that continues has a handoff
-        assert_eq!(cluster.sims[1].state().handoffs.pulled, consumed, "`{flag}`");
+        assert_eq!(cluster.sims[1].state().handoffs.pulled, consumed, "{version}`{flag}`");
     }
 }
 

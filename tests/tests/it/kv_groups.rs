@@ -281,6 +281,45 @@ async fn h1_a_prompt_for_an_adapter_has_the_blocks_of_the_adapter() {
 }
 
 #[tokio::test]
+async fn h7_a_chat_of_gpt_oss_with_an_effort_is_routed_by_bytes() {
+    for (begins, counted) in [([200_006, 17_360, 200_008], true), ([1, 2, 3], false)] {
+        let engine = RawEngine::start(move |request: &RawRequest| {
+            let body = match request.line.as_str() {
+                "GET /v1/models" => {
+                    json!({"object": "list", "data": [{"id": "tiny", "object": "model", "owned_by": "vllm"}]})
+                }
+                "POST /tokenize" => json!({ "tokens": begins }),
+                _ => json!({}),
+            };
+            vec![Act::Send(raw_engine::json(&body.to_string()))]
+        })
+        .await
+        .unwrap();
+        let flag = format!("id=1,role=aggregated,engine=vllm,url=http://{}", engine.address);
+        let change = |config: &mut Config| {
+            let model = Model { tokenizer: Some(TokenSource::Engine), ..Model::default() };
+            config.models.insert("tiny".to_owned(), model);
+            config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+        };
+        let cluster = TestClusterBuilder::new().config(change).start().await.unwrap();
+        let is_estimated = async |effort: Value| {
+            let body = json!({"model": "tiny", "messages": [{"role": "user", "content": "a"}], "reasoning_effort": effort});
+            let told = cluster.client.post("/v1/route", &[], body.to_string()).await.unwrap().json().unwrap();
+            told["prompt_tokens_estimated"].clone()
+        };
+        let efforts = [json!("low"), json!("medium"), json!(null), json!("high"), json!("low")];
+        let mut told = Vec::new();
+        for effort in efforts {
+            told.push(is_estimated(effort).await);
+        }
+        // H7.10
+        assert_eq!(told, [counted, false, false, counted, counted], "{begins:?}");
+        let asked = engine.requests().iter().filter(|request| request.line == "POST /tokenize").count();
+        assert!(!counted || asked == 3, "asked {asked} times, once of them in vain");
+    }
+}
+
+#[tokio::test]
 async fn h2_a_prefix_that_an_engine_cached_before_its_events_were_followed_is_predicted_from_decisions() {
     let mut publisher = Publisher { seq: 5, ..Publisher::bind().await };
     let more = format!(",kv_events=tcp://127.0.0.1:{}", publisher.port);

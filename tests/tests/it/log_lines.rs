@@ -6,8 +6,13 @@
 use std::{io, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
+use pointsman_gateway::config::Config;
 use pointsman_sim::{Dialect, Fault, FaultKind, Role, SimConfig};
-use pointsman_tests::{TestClusterBuilder, own_process};
+use pointsman_tests::{
+    Act, RawEngine, RawRequest, TestClusterBuilder, own_process,
+    raw_engine::{json, status},
+};
+use pointsman_workers::WorkerSpec;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
@@ -176,6 +181,96 @@ async fn p11_workers_with_one_address_for_kv_events_are_told() {
         })
     };
     cluster.until("the log names both workers", told).await.unwrap();
+}
+
+#[tokio::test]
+async fn e2_an_abort_that_an_engine_does_not_allow_is_told_once_for_each_worker() {
+    let path =
+        concat!(module_path!(), "::e2_an_abort_that_an_engine_does_not_allow_is_told_once_for_each_worker");
+    if !own_process(path) {
+        return;
+    }
+    let log = log();
+    let answer = |request: &RawRequest| match request.line.as_str() {
+        "GET /v1/models" => vec![Act::Send(json(r#"{"data":[{"id":"tiny"}]}"#))],
+        "POST /abort_request" => vec![Act::Send(status("401 Unauthorized", r#"{"error":"Unauthorized"}"#))],
+        line if line.starts_with("GET") => vec![Act::Send(json("{}"))],
+        _ => vec![Act::Hang],
+    };
+    let (prefill, decode) =
+        (RawEngine::start(answer).await.unwrap(), RawEngine::start(answer).await.unwrap());
+    let change = |config: &mut Config| {
+        config.timeouts.request = Duration::from_secs(2);
+        for (role, id, engine) in [("prefill", 1, &prefill), ("decode", 2, &decode)] {
+            let flag = format!("id={id},role={role},engine=sglang,url=http://{}", engine.address);
+            config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+        }
+    };
+    let cluster = TestClusterBuilder::new().config(change).start().await.unwrap();
+    let body = r#"{"model":"tiny","max_tokens":2,"messages":[]}"#;
+    for _ in 0..3 {
+        let leaving = cluster.client.post("/v1/chat/completions", &[], body);
+        assert!(tokio::time::timeout(Duration::from_millis(100), leaving).await.is_err(), "never answered");
+    }
+    cluster.at_rest().await.unwrap();
+    let text = String::from_utf8_lossy(&log.0.lock()).into_owned();
+    for worker in ["worker=1", "worker=2"] {
+        let told = |line: &&str| line.contains("abort not allowed") && line.contains(worker);
+        let lines: Vec<&str> = text.lines().filter(told).collect();
+        // E2.6
+        assert_eq!(lines.len(), 1, "{lines:?}");
+        assert!(lines[0].contains("WARN") && lines[0].contains("--admin-api-key"), "{}", lines[0]);
+    }
+}
+
+#[tokio::test]
+async fn h6_kv_events_of_a_healthy_worker_that_never_arrive_are_told() {
+    let path = concat!(module_path!(), "::h6_kv_events_of_a_healthy_worker_that_never_arrive_are_told");
+    if !own_process(path) {
+        return;
+    }
+    let log = log();
+    // Nothing listens at port 9.
+    let config = SimConfig::instant(Dialect::Vllm, Role::Aggregated);
+    let builder = TestClusterBuilder::new().sim_with(config, ",kv_events=tcp://127.0.0.1:9");
+    let cluster = builder.start().await.unwrap();
+    let read = async |path| -> serde_json::Value {
+        serde_json::from_slice(&cluster.admin.get(path).await.unwrap().body).unwrap()
+    };
+    let early = read("/workers").await;
+    let feed = &early["workers"][0]["ranks"][0]["kv_feed"];
+    // H6.22
+    assert_eq!(*feed, serde_json::json!({ "endpoint": "tcp://127.0.0.1:9", "live": false, "reason": null }));
+    let lines = || {
+        let text = String::from_utf8_lossy(&log.0.lock()).into_owned();
+        let told = text.lines().filter(|line| line.contains("kv events of a healthy worker do not arrive"));
+        told.map(str::to_owned).collect::<Vec<_>>()
+    };
+    for _ in 0..600 {
+        if !lines().is_empty() {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    // Two more attempts.
+    tokio::time::sleep(Duration::from_secs(11)).await;
+    let lines = lines();
+    // H6.22
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    for part in ["WARN", "worker=1", "rank=0", "endpoint=tcp://127.0.0.1:9", "reason=cannot connect"] {
+        assert!(lines[0].contains(part), "`{part}` is not in {}", lines[0]);
+    }
+    let (status, workers) = (read("/status").await, read("/workers").await);
+    let told = "no KV events of rank 0 from tcp://127.0.0.1:9: cannot connect";
+    let begins = |text: &serde_json::Value, with: &str| text.as_str().unwrap_or_default().starts_with(with);
+    assert!(begins(&status["reasons"][0], &format!("worker 1: {told}")), "{}", status["reasons"]);
+    let worker = &workers["workers"][0];
+    assert!(begins(&worker["reason"], told), "{}", worker["reason"]);
+    assert!(begins(&worker["ranks"][0]["kv_feed"]["reason"], "cannot connect"), "{}", worker["ranks"]);
+    assert_eq!(
+        (&status["ready"], &worker["ineligible"]),
+        (&serde_json::Value::Bool(true), &serde_json::Value::Null)
+    );
 }
 
 #[tokio::test]

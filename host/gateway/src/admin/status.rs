@@ -7,7 +7,7 @@ use std::{
 
 use axum::{Json, extract::State as Extract, http::StatusCode, response::IntoResponse};
 use pointsman_orchestration::{is_up, pair_that_is_up};
-use pointsman_workers::{Ineligible, Leg, ModelName, Snapshot};
+use pointsman_workers::{Ineligible, Leg, ModelName, Snapshot, WorkerId};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -114,7 +114,7 @@ impl Readiness {
 }
 
 /// Returns why requests are refused: for the whole gateway, for models, and for workers; and why the
-/// configuration file is not in force or the decision log is not written.
+/// configuration file is not in force, the decision log is not written or KV events do not arrive.
 fn reasons(readiness: &Readiness, state: &State, snapshot: &Snapshot) -> Vec<String> {
     let mut reasons = Vec::new();
     if readiness.draining {
@@ -140,6 +140,8 @@ fn reasons(readiness: &Readiness, state: &State, snapshot: &Snapshot) -> Vec<Str
         Some(format!("worker {} gets no request: {state}{problem}", worker.id()))
     });
     reasons.extend(workers);
+    let no_events = |id: WorkerId| Some(format!("worker {id}: {}", state.feeds.problem(id)?));
+    reasons.extend(snapshot.workers().iter().filter_map(|worker| no_events(worker.id())));
     let more = reasons.len().saturating_sub(MAX_REASONS);
     if more > 0 {
         reasons.truncate(MAX_REASONS);

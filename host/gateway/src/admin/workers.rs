@@ -13,7 +13,8 @@ use axum::{
 };
 use bytes::Bytes;
 use pointsman_workers::{
-    Drainer, Health, Ineligible, Leg, ModelName, MoveCounts, Snapshot, Worker, WorkerId, WorkerSpec,
+    Drainer, FeedStatus, Feeds, Health, Ineligible, Leg, ModelName, MoveCounts, Snapshot, Worker, WorkerId,
+    WorkerSpec,
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -64,7 +65,7 @@ pub(super) fn describe(state: &State, age: bool, only: Option<WorkerId>) -> Valu
                     "active_prefill_tokens": load.active_prefill_tokens(), "decode_blocks": load.decode_blocks(),
                     "ttft_ewma_us": view.ttft_ewma_us(), "itl_ewma_us": view.itl_ewma_us(),
                     "prefill_us_per_ktoken": view.prefill_us_per_ktoken(), "error_ppm": view.error_ppm(),
-                    "remote": load.remote(),
+                    "remote": load.remote(), "kv_feed": state.feeds.get(worker.id(), candidate.rank).map(feed),
                 })
             })
             .collect();
@@ -91,7 +92,7 @@ pub(super) fn describe(state: &State, age: bool, only: Option<WorkerId>) -> Valu
                 json!({ "by": stuck.by.as_str(), "since_s": since_s, "put_aside": worker.is_put_aside() })
             }),
             "warm_up_share": worker.warm_up_share().filter(|_| age),
-            "reason": reason_of(worker), "busy": busy, "contradiction": worker.contradiction(),
+            "reason": reason_of(worker, &state.feeds), "busy": busy, "contradiction": worker.contradiction(),
             "facts": *worker.facts(), "unknown_facts": worker.spec().unknown_facts(&worker.facts()),
             "block_size": worker.block_size(), "total_blocks": worker.total_blocks(), "engine_load": engine,
             "ranks": ranks,
@@ -100,6 +101,11 @@ pub(super) fn describe(state: &State, age: bool, only: Option<WorkerId>) -> Valu
     let wanted = |worker: &&Arc<Worker>| only.is_none_or(|id| worker.id() == id);
     let workers: Vec<Value> = snapshot.workers().iter().filter(wanted).map(one).collect();
     json!({ "version": snapshot.version(), "busy_thresholds": state.router.busy(), "workers": workers })
+}
+
+/// The feed of a rank's KV events.
+fn feed(status: FeedStatus) -> Value {
+    json!({ "endpoint": *status.endpoint, "live": status.live(), "reason": status.problem().as_deref() })
 }
 
 /// Returns the models that each worker serves, sorted.
@@ -118,11 +124,12 @@ fn models_of_workers(snapshot: &Snapshot) -> HashMap<WorkerId, Vec<&ModelName>> 
     models
 }
 
-/// Returns why a worker is unhealthy, put aside or failing, if that is known.
-fn reason_of(worker: &Worker) -> Option<Arc<String>> {
+/// Returns why a worker is unhealthy, put aside or failing, or why its KV events do not arrive, if that is
+/// known.
+fn reason_of(worker: &Worker, feeds: &Feeds) -> Option<Arc<String>> {
     let known = worker.problem().or_else(|| worker.refusal_reason());
     let breaks = || worker.breaks_decode().then(|| "decode workers break on its handoffs".to_owned().into());
-    known.or_else(breaks)
+    known.or_else(breaks).or_else(|| feeds.problem(worker.id()).map(Arc::new))
 }
 
 /// Numbers of streams that left a worker that drains, or stayed.

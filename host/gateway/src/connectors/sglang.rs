@@ -12,7 +12,8 @@ use serde_json::json;
 use pointsman_orchestration::{HandoffKind, is_up};
 
 use super::{
-    Abort, Connector, IdDetail, LegContext, RequestToken, Target, clean, rooms, token_header, with_usage,
+    Abort, Connector, IdDetail, LegContext, RequestToken, Target, clean, rooms, token_header,
+    vllm::rank_header, with_usage,
 };
 use crate::{
     openai::{
@@ -120,13 +121,14 @@ impl Connector for Sglang {
         Some(Abort { path: "/abort_request", bodies })
     }
 
-    /// The body of a message has no field for the id.
-    fn headers(&self, context: &LegContext<'_>, _: Target<'_>) -> LegHeaders {
+    /// The body of a message has no field for the id, and the engine ignores the one for the rank.
+    fn headers(&self, context: &LegContext<'_>, target: Target<'_>) -> LegHeaders {
         if context.endpoint != Some(Endpoint::Messages) {
             return LegHeaders::new();
         }
         let (_, id) = token_header(context.token.to_string());
-        vec![(HeaderName::from_static("x-override-rid"), id)]
+        let id = (HeaderName::from_static("x-override-rid"), id);
+        std::iter::once(id).chain(rank_header(target)).collect()
     }
 
     fn id_detail(&self, request: &Request) -> Option<IdDetail> {

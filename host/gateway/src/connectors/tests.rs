@@ -524,6 +524,21 @@ fn e1_the_id_of_a_message_and_of_a_response_is_where_sglang_reads_it() {
 }
 
 #[test]
+fn d1_sglang_gets_the_rank_of_a_message_as_a_header() {
+    let worker = spec(&format!("{SGLANG},dp_size=2"));
+    let rank = |endpoint, rank| {
+        let target = Target { spec: &worker, rank: DpRank(rank) };
+        let context = LegContext { endpoint: Some(endpoint), ..context(&worker, &worker, None) };
+        let headers = connector_for(&worker).headers(&context, target);
+        let rank = headers.iter().find(|(name, _)| name == "x-data-parallel-rank");
+        rank.map(|(_, value)| value.to_str().unwrap().to_owned())
+    };
+    // D1.6
+    assert_eq!([0, 1].map(|one| rank(Endpoint::Messages, one).unwrap()), ["0", "1"]);
+    assert_eq!(rank(Endpoint::ChatCompletions, 1), None);
+}
+
+#[test]
 fn c9_an_sglang_pair_gets_at_most_128_log_probabilities_of_a_token() {
     let connector = connector_for(&spec(SGLANG));
     let reason = |endpoint, fields: &str| {

@@ -92,7 +92,7 @@ impl Executor {
         }
         Some(PrefillTraits {
             handoff,
-            cancellable: spec.prefill_cancellable,
+            cancellable: candidate.worker.cancels_prefill(),
             abortable: connector.abortable(),
         })
     }

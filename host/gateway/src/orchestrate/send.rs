@@ -250,7 +250,7 @@ impl Drive {
         if self.legs.is_finished() {
             over.cancel();
         }
-        let (worker, limit) = (spec.id, self.state.settings.leg_timeouts.abort);
+        let (worker, limit) = (candidate.worker.clone(), self.state.settings.leg_timeouts.abort);
         self.state.tracker.spawn(async move {
             let send_abort = async || {
                 for body in &abort.bodies {
@@ -264,7 +264,7 @@ impl Drive {
                         sent = send().await;
                     }
                     if let Err(error) = sent {
-                        tracing::debug!(%worker, %error, "abort failed");
+                        log_failed_abort(&worker, &error);
                         // An engine that closed the connection or refused one item may take the others. An
                         // unreachable worker is not tried once for each of them, because there may be
                         // thousands.
@@ -290,6 +290,23 @@ impl Drive {
                 send_abort().await;
             }
         });
+    }
+}
+
+/// Logs that an abort failed. If the engine does not take the key, no abort of it succeeds: that is a
+/// warning, once for each worker.
+fn log_failed_abort(worker: &Worker, error: &CallError) {
+    let id = worker.id();
+    let is_of_key =
+        matches!(error, CallError::Status { status: StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN, .. });
+    if is_of_key && worker.note_abort_not_allowed() {
+        tracing::warn!(
+            worker = %id, %error,
+            "abort not allowed: requests of clients that left may run on; start the engine without \
+             --admin-api-key, or with the api_key of the worker as its value"
+        );
+    } else {
+        tracing::debug!(worker = %id, %error, "abort failed");
     }
 }
 

@@ -9,7 +9,7 @@ use std::{
     hash::{BuildHasher as _, RandomState},
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -36,6 +36,8 @@ use crate::{
 const MAX_CONCURRENT_CALLS: usize = 16;
 /// How long no call is made after a failure.
 const FAILURE_PAUSE: Duration = Duration::from_secs(1);
+/// How prompts of Harmony, the format of gpt-oss, begin: `<|start|>system<|message|>`.
+const HARMONY: [u32; 3] = [200_006, 17_360, 200_008];
 /// Fields besides the messages that the chat template reads; chat and tokenize requests use the same names.
 const CHAT_KEYS: [&str; 7] = [
     "tools",
@@ -54,6 +56,9 @@ pub(super) struct EngineTokens {
     turns: Semaphore,
     next: AtomicUsize,
     paused: Mutex<Option<Instant>>,
+    /// Whether the engine writes chats in Harmony. Then `/tokenize` does not write their effort (vLLM 0.33),
+    /// or writes them with the template of the model (0.32).
+    hides_effort: AtomicBool,
     hashes: RandomState,
     cache: Mutex<Cache>,
 }
@@ -80,6 +85,7 @@ impl EngineTokens {
             turns: Semaphore::new(MAX_CONCURRENT_CALLS),
             next: AtomicUsize::new(0),
             paused: Mutex::default(),
+            hides_effort: AtomicBool::new(false),
             hashes: RandomState::new(),
             cache: Mutex::new(cache),
         }
@@ -96,6 +102,10 @@ impl EngineTokens {
         limit: Duration,
     ) -> Result<Vec<u32>, &'static str> {
         let question = question(request)?;
+        let has_effort = has_effort(request);
+        if has_effort && self.hides_effort.load(Ordering::Relaxed) {
+            return Err("unsupported");
+        }
         let hash = self.hashes.hash_one(&question);
         if let Some(known) = self.cache.lock().answers.get(&hash).cloned() {
             return Ok(known.to_vec());
@@ -112,6 +122,12 @@ impl EngineTokens {
                 return Err(if outcome.is_ok() { "engine_failed" } else { "engine_slow" });
             }
         };
+        if tokens.starts_with(&HARMONY) {
+            self.hides_effort.store(true, Ordering::Relaxed);
+            if has_effort {
+                return Err("unsupported");
+            }
+        }
         self.cache.lock().put(hash, &tokens);
         Ok(tokens)
     }
@@ -194,6 +210,13 @@ fn question(request: &Request) -> Result<String, &'static str> {
     }
     body.push('}');
     Ok(body)
+}
+
+/// Returns whether a chat asks for another effort than Harmony's default.
+fn has_effort(request: &Request) -> bool {
+    let effort = request.body.get("reasoning_effort");
+    request.endpoint == Endpoint::ChatCompletions
+        && effort.is_some_and(|effort| !matches!(effort, "null" | r#""medium""#))
 }
 
 /// Returns the arguments of the chat template, with those that vLLM derives from a chat's `reasoning_effort`:

@@ -147,7 +147,7 @@ impl GenerationHandle {
         }
         let calls = self.calls.fetch_add(1, Ordering::Relaxed) + 1;
         match outcome {
-            Ok(_) => self.breaker.record_success(),
+            Ok(_) => self.breaker.record_success(calls),
             Err(failure) => {
                 let failures = self.failures.fetch_add(1, Ordering::Relaxed) + 1;
                 record_failure(&self.breaker, failure, calls);
@@ -170,7 +170,7 @@ impl GenerationHandle {
         self.stats.observed.note(outcome.as_ref().err(), took);
         let calls = self.observed.fetch_add(1, Ordering::Relaxed) + 1;
         match outcome {
-            Ok(()) => self.observing.record_success(),
+            Ok(()) => self.observing.record_success(calls),
             Err(Failure::NotReady) => {}
             Err(failure) => {
                 *self.last_failure.lock() = Some(LastFailure::now(failure));

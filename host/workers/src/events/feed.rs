@@ -45,6 +45,9 @@ pub trait Sink: Send + Sync {
 
     /// Reports whether the source is connected and caught up. Initially it is not.
     fn live(&self, live: bool);
+
+    /// Reports that an attempt to connect failed or a connection ended. The next attempt follows.
+    fn lost(&self, _reason: &zmtp::Error) {}
 }
 
 /// Address of a source, and limits of its feed.
@@ -125,6 +128,7 @@ pub async fn run(config: FeedConfig, sink: Arc<dyn Sink>, stop: CancellationToke
         let began = Instant::now();
         let Some(lost) = stop.run_until_cancelled(feed.connection()).await else { return };
         feed.count(&lost);
+        feed.sink.lost(&lost);
         if began.elapsed() > feed.config.backoff_max {
             backoff = feed.config.backoff;
         }

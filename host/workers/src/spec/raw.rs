@@ -81,8 +81,9 @@ pub(super) struct RawSpec {
     /// host:port of the KV transport of P2pNccl.
     #[schemars(extend("x-position" = 15, "x-example" = "\"10.0.0.1:14579\""))]
     pub(super) kv_addr: Option<String>,
-    /// ZMQ PUB of the engine's KV events; rank r uses port + r. SGLang reports it.
-    #[schemars(extend("x-position" = 16, "x-example" = "\"tcp://10.0.0.1:5557\""))]
+    /// ZMQ PUB of the engine's KV events; rank r uses port + r. With {host}: the port that is set on every
+    /// node, without: that of the worker's first rank. SGLang reports it.
+    #[schemars(extend("x-position" = 16, "x-example" = "\"tcp://{host}:5557\""))]
     pub(super) kv_events: Option<String>,
     /// Address that replays past events; {host}: host of the url.
     #[schemars(extend("x-position" = 17, "x-example" = "\"tcp://{host}:5558\""))]
@@ -90,10 +91,10 @@ pub(super) struct RawSpec {
     /// Whether the worker can prefill without a handoff; stock SGLang decode workers cannot.
     #[schemars(extend("x-position" = 22, "x-example" = "true"))]
     pub(super) local_prefill: Option<bool>,
-    /// Whether closing a prefill in flight is safe.
+    /// Whether a prefill in flight is closed when its client leaves; default: with NIXL of vLLM 0.33 and
+    /// later.
     #[schemars(extend("x-position" = 23, "x-example" = "false"))]
-    #[serde(deserialize_with = "or_default")]
-    pub(super) prefill_cancellable: bool,
+    pub(super) prefill_cancellable: Option<bool>,
     /// Seconds for which its engine keeps blocks that no decode worker pulls; 30 when absent.
     #[schemars(extend("x-position" = 24, "x-example" = "30"))]
     pub(super) handoff_lease_s: Option<u32>,
@@ -175,7 +176,7 @@ impl RawSpec {
             "taint" => drop(self.taints.insert(value.to_owned())),
             "lora" => self.loras.push(value.to_owned()),
             "local_prefill" => self.local_prefill = Some(parse(key, value)?),
-            "prefill_cancellable" => self.prefill_cancellable = parse(key, value)?,
+            "prefill_cancellable" => self.prefill_cancellable = Some(parse(key, value)?),
             "handoff_lease_s" => self.handoff_lease_s = Some(parse(key, value)?),
             "max_concurrency" => self.max_concurrency = Some(parse(key, value)?),
             "block_size" => self.block_size = Some(parse(key, value)?),

@@ -37,7 +37,8 @@ pub(super) struct BrokenHandoffs {
 impl BrokenHandoffs {
     pub(super) fn new() -> Self {
         Self {
-            breaker: Breaker::new(BreakerRules::WORKER),
+            // Handoffs that are taken are not counted, so there is no rate.
+            breaker: Breaker::new(BreakerRules { failure_rate: None, ..BreakerRules::WORKER }),
             any: AtomicBool::new(false),
             sources: Mutex::default(),
             witnesses: Mutex::default(),
@@ -89,7 +90,7 @@ impl Worker {
         if is_to_blame {
             self.charge_broken_handoff();
             for worker in witnesses.iter().filter_map(Weak::upgrade) {
-                worker.broken_handoffs.breaker.record_success();
+                worker.broken_handoffs.breaker.record_success(0);
                 worker.tell_ranks();
             }
         }
@@ -111,7 +112,7 @@ impl Worker {
         if any.load(Ordering::Relaxed) && any.swap(false, Ordering::AcqRel) {
             sources.lock().clear();
             witnesses.lock().clear();
-            breaker.record_success();
+            breaker.record_success(0);
             self.tell_ranks();
         }
     }

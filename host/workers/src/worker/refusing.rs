@@ -3,7 +3,7 @@
 
 use std::sync::{
     Arc,
-    atomic::{AtomicU32, Ordering},
+    atomic::{AtomicBool, AtomicU32, Ordering},
 };
 
 use arc_swap::ArcSwapOption;
@@ -21,6 +21,8 @@ pub(super) struct Refusing {
     doubts: AtomicU32,
     /// What the engine answered to a request that another worker took.
     reason: ArcSwapOption<String>,
+    /// Whether the engine did not allow an abort.
+    aborts: AtomicBool,
 }
 
 impl Refusing {
@@ -51,6 +53,11 @@ impl Worker {
     #[must_use]
     pub fn refusal_reason(&self) -> Option<Arc<String>> {
         self.refusing.reason.load_full()
+    }
+
+    /// Reports that the engine did not allow an abort. Returns whether that is the first time.
+    pub fn note_abort_not_allowed(&self) -> bool {
+        !self.refusing.aborts.swap(true, Ordering::Relaxed)
     }
 
     /// Begins to ask another worker about a request that this one refused.

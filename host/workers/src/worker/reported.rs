@@ -7,8 +7,8 @@ use super::Worker;
 use crate::{
     columns::EngineLoad,
     facts::{Contradiction, EngineFacts},
-    id::{DpRank, ModelName},
-    spec::major_minor,
+    id::{DpRank, Engine, ModelName},
+    spec::{KvTransport, major_minor},
 };
 
 impl Worker {
@@ -61,6 +61,19 @@ impl Worker {
         let new = Arc::new(ids);
         let earlier = self.engine_ids.swap(Some(new.clone()));
         earlier.is_some_and(|earlier| earlier != new)
+    }
+
+    /// Returns whether a prefill in flight may be cancelled (E4): as configured, otherwise if the engine is
+    /// known to free its blocks (vLLM 0.33, `nixl/pull_scheduler.py`, `request_finished`). The source of
+    /// vLLM's Rust frontend, which has to see that the connection is closed, was not read.
+    #[must_use]
+    pub fn cancels_prefill(&self) -> bool {
+        let is_known = || {
+            (self.spec.engine, self.spec.transport) == (Engine::Vllm, KvTransport::Nixl)
+                && self.engine_version() >= Some((0, 33))
+                && !self.facts.load().takes_global_ranks
+        };
+        self.spec.prefill_cancellable.unwrap_or_else(is_known)
     }
 
     /// Stores what the engine reports. Configured values take precedence.

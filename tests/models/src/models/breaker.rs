@@ -14,10 +14,10 @@ pub(crate) fn closes() {
     let breaker = Arc::new(Breaker::new(BreakerRules::POLICY));
     let calls = [true, false, true].map(|ok| {
         let breaker = breaker.clone();
-        loom::thread::spawn(move || if ok { breaker.record_success() } else { breaker.trip() })
+        loom::thread::spawn(move || if ok { breaker.record_success(0) } else { breaker.trip() })
     });
     calls.into_iter().for_each(|call| call.join().unwrap());
-    breaker.record_success();
+    breaker.record_success(0);
     assert!(!breaker.is_open(), "open, and no success will close it");
 }
 
@@ -48,11 +48,11 @@ pub(crate) fn closes_probation() {
     (0..4).for_each(|_| breaker.record_failure(0));
     let outcomes = [true, false].map(|ok| {
         let breaker = breaker.clone();
-        loom::thread::spawn(move || if ok { breaker.record_success() } else { breaker.record_failure(0) })
+        loom::thread::spawn(move || if ok { breaker.record_success(0) } else { breaker.record_failure(0) })
     });
     outcomes.into_iter().for_each(|outcome| outcome.join().unwrap());
     time::set(60_000);
-    breaker.record_success();
+    breaker.record_success(0);
     breaker.record_failure(0);
     assert!(!breaker.is_paused(), "on probation after a success");
 }

@@ -1,0 +1,98 @@
+//! Outcomes of legs: a worker whose legs fail is not chosen for a pause.
+//!
+//! A worker that fails at once looks idle. Without the pause it would draw most of the traffic.
+
+use std::sync::atomic::Ordering;
+
+use super::Worker;
+
+impl Worker {
+    /// Returns whether the last requests failed, so that another failure says nothing about its request.
+    #[must_use]
+    pub fn is_failing(&self) -> bool {
+        self.breaker.is_open() || self.broken_handoffs.is_open()
+    }
+
+    /// Reports the outcome of a leg. Several consecutive failures open the worker's breaker, and so do many
+    /// among its last legs.
+    pub fn note_outcome(&self, ok: bool) {
+        let outcomes = self.outcomes.fetch_add(1, Ordering::Relaxed) + 1;
+        if ok {
+            self.note_answered();
+            self.breaker.record_success(outcomes);
+            let is_conditional = self.spec.max_concurrency.is_some() || self.learned_limit.is_noted();
+            // A concurrent failure may have updated the ranks before the breaker closed.
+            if self.learned_limit.served() || (!is_conditional && !self.is_surely_eligible()) {
+                self.tell_ranks();
+            }
+        } else {
+            self.breaker.record_failure(outcomes);
+            self.tell_ranks();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use tokio::time::{Duration, advance};
+
+    use super::*;
+    use crate::{
+        spec::WorkerSpec,
+        worker::{Health, Ineligible},
+    };
+
+    fn worker() -> Arc<Worker> {
+        let spec = WorkerSpec::parse_flag("id=1,role=aggregated,engine=vllm,url=http://a:1").unwrap();
+        let worker = Arc::new(Worker::new(spec));
+        worker.set_health(Health::Healthy);
+        worker
+    }
+
+    /// Reports outcomes of which `failing` of ten fail until the worker is not eligible, at most 1,000.
+    /// Returns how many that were.
+    fn outcomes_until_paused(worker: &Worker, failing: usize) -> Option<usize> {
+        (0..1_000).find(|turn| {
+            // Spread evenly, so that few failures are consecutive.
+            worker.note_outcome((turn + 1) * failing / 10 == turn * failing / 10);
+            worker.ineligible() == Some(Ineligible::Failing)
+        })
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn f6_a_worker_that_fails_half_of_its_legs_is_failing_although_the_others_succeed() {
+        // F6.13
+        assert_eq!(outcomes_until_paused(&worker(), 7), Some(14));
+        assert_eq!(outcomes_until_paused(&worker(), 5), Some(19));
+        assert_eq!(outcomes_until_paused(&worker(), 4), None);
+        assert_eq!(outcomes_until_paused(&worker(), 10), Some(4), "five in a row");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn f6_the_pauses_of_a_worker_that_fails_half_of_its_legs_grow_until_it_fails_fewer() {
+        let worker = worker();
+        for pause in [500, 1_000, 2_000].map(Duration::from_millis) {
+            assert!(outcomes_until_paused(&worker, 7).is_some());
+            worker.note_outcome(true);
+            // F6.14
+            assert_eq!(worker.ineligible(), Some(Ineligible::Failing), "this leg began before the pause");
+            advance(pause - Duration::from_millis(1)).await;
+            assert_eq!(worker.ineligible(), Some(Ineligible::Failing));
+            advance(Duration::from_millis(1)).await;
+            assert_eq!(worker.ineligible(), None);
+            worker.note_outcome(true);
+            assert!(!worker.is_failing());
+        }
+        assert!(outcomes_until_paused(&worker, 7).is_some());
+        advance(Duration::from_secs(4)).await;
+        (0..21).for_each(|_| worker.note_outcome(true));
+        assert!(outcomes_until_paused(&worker, 7).is_some());
+        advance(Duration::from_millis(500)).await;
+        // F6.14
+        assert_eq!(worker.ineligible(), None, "the first pause again");
+        worker.note_outcome(false);
+        assert_eq!(worker.ineligible(), Some(Ineligible::Failing), "one failure is enough on probation");
+    }
+}
