@@ -74,10 +74,8 @@ impl Import<'_> {
 
     fn common(&mut self) -> anyhow::Result<Common> {
         let transport = self.line.last("kv-connector");
-        let splits_vllm = self.engine == "vllm" && self.splits();
         let transport = match transport.map(|given| (given, given.value())) {
-            None if splits_vllm => Some("nixl"),
-            None => None,
+            None => self.default_transport(),
             Some((given, "nixl")) => {
                 self.note_translation(given, Kind::Translated, "transport = \"nixl\"");
                 Some("nixl")
@@ -132,6 +130,12 @@ impl Import<'_> {
         &mut self,
         given: &Given,
         workers: Vec<Worker<'_>>,
+    /// Returns the connector of a pair whose flags name none.
+    pub(super) fn default_transport(&self) -> Option<&'static str> {
+        let is_unknown = self.line.last("routing-logic").is_some_and(|given| given.note.is_some());
+        (self.engine == "vllm" && self.splits() && !is_unknown).then_some("nixl")
+    }
+
         common: &Common,
         known: &mut BTreeSet<String>,
     ) -> anyhow::Result<()> {
