@@ -3,9 +3,8 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use anyhow::bail;
-use sha2::{Digest as _, Sha256};
 
-use super::{Flavor, Import, arguments::Given};
+use super::{Flavor, Import, arguments::Given, keys::digest};
 use crate::report::{Kind, Place, plain};
 
 /// The gateway's local address for operators.
@@ -109,8 +108,8 @@ impl Import<'_> {
                     "traces.endpoint: OTLP over HTTP, usually port 4318",
                 );
             }
-        Ok(())
         }
+        Ok(())
     }
 
     /// Certificates, and keys of operators.
@@ -159,11 +158,9 @@ impl Import<'_> {
             let fits = |letter: char| letter.is_ascii_alphanumeric() || letter == '-' || letter == '_';
             let id: String =
                 id.chars().map(|letter| if fits(letter) { letter } else { '-' }).take(64).collect();
-            let digest: String =
-                Sha256::digest(key.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect();
             self.draft.element("auth.operators", given.flag()).set("id", id, "").set("role", role, "").set(
                 "digest",
-                format!("sha256:{digest}"),
+                digest(key),
                 "",
             );
         }
