@@ -26,6 +26,7 @@ pub(crate) mod seen;
 pub(crate) mod sequence;
 pub(crate) mod short_text;
 pub(crate) mod token_ids;
+pub(crate) mod stream_headers;
 pub(crate) mod trace_context;
 pub(crate) mod transcript;
 

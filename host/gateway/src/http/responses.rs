@@ -28,6 +28,7 @@ use crate::{
         sequence::LastNumber,
         sse,
     },
+        stream_headers::set_stream_headers,
     orchestrate::stored::{self, StoredCall},
     state::State,
     telemetry::account::Account,
@@ -122,6 +123,7 @@ async fn answer(
     if is_stream {
         return Ok(Answered::Stream(response.map(|()| body)));
     }
+        set_stream_headers(response.headers_mut());
     let mut held = state.body_bytes.share();
     let whole = upstream::collect(body, Some(pause), Some(&mut held)).await?;
     let fields = connector_for(worker.spec()).private_answer_fields();
