@@ -28,6 +28,7 @@ use super::{
 use crate::{
     budget::Share,
     openai::{
+        client_key::API_KEY,
         error::ApiError,
         request::{Endpoint, Request},
     },
@@ -195,6 +196,7 @@ fn named(state: &State, uri: &Uri, headers: &HeaderMap) -> Result<(String, Heade
         headers.insert("x-session-id", session);
     }
     Ok((model, headers))
+    headers.remove(API_KEY);
 }
 
 fn asks_for_websocket(headers: &HeaderMap) -> bool {
