@@ -39,6 +39,8 @@ use crate::{
 /// Idle connections that are kept for an address. A connection takes about 20 KB, and the first probes of all
 /// workers open many at once.
 const MAX_IDLE: usize = 2;
+/// Name of the gateway's program for engines and proxies before them.
+const USER_AGENT: &str = concat!("pointsman/", env!("CARGO_PKG_VERSION"));
 /// Idle time after which a connection is probed by TCP.
 const KEEPALIVE: Duration = Duration::from_secs(90);
 
@@ -226,7 +228,7 @@ impl ProbeClient {
     ) -> Result<Answered, Response> {
         let at = format!("{method} {url}");
         let failed = |problem: String| Response::Failed(format!("{at}: {problem}"));
-        let mut request = Request::builder().uri(url);
+        let mut request = Request::builder().uri(url).header(http::header::USER_AGENT, USER_AGENT);
         if method == Method::POST {
             request = request.header(http::header::CONTENT_TYPE, "application/json");
         }
