@@ -7,7 +7,8 @@ use std::{io::Read as _, path::Path, sync::Arc};
 use parking_lot::Mutex;
 use pointsman_gateway::config::{Config, Environment, KeyDigest};
 use pointsman_sim::{Dialect, Role, SimConfig};
-use pointsman_tests::{TestClusterBuilder, own_process};
+use pointsman_tests::{Act, RawEngine, RawRequest, TestClusterBuilder, own_process, raw_engine};
+use pointsman_workers::WorkerSpec;
 use serde_json::json;
 
 const COMPLETIONS: &str = "/v1/completions";
@@ -223,5 +224,54 @@ async fn k5_the_clients_authorization_reaches_an_engine_only_when_it_is_configur
             }
         }
         cluster.at_rest().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn k5_an_engine_that_refuses_the_gateway_s_key_is_named_with_what_to_set() {
+    if !own_process(concat!(
+        module_path!(),
+        "::k5_an_engine_that_refuses_the_gateway_s_key_is_named_with_what_to_set"
+    )) {
+        return;
+    }
+    let log = Log::default();
+    let writer = log.clone();
+    tracing_subscriber::fmt()
+        .with_ansi(false)
+        .with_env_filter("warn")
+        .with_writer(move || writer.clone())
+        .init();
+    for status in ["401 Unauthorized", "403 Forbidden"] {
+        let engine = RawEngine::start(move |request: &RawRequest| match request.line.as_str() {
+            "GET /health" => vec![Act::Send(raw_engine::json("{}"))],
+            _ => vec![Act::Send(raw_engine::status(status, r#"{"error":"Unauthorized"}"#))],
+        });
+        let engine = engine.await.unwrap();
+        let cluster = TestClusterBuilder::new().start().await.unwrap();
+        let flag = format!("id=1,role=aggregated,engine=vllm,model=tiny,url=http://{}", engine.address);
+        cluster.gateway.state().registry.upsert(WorkerSpec::parse_flag(&flag).unwrap());
+        let advice = format!("status {status}; set api_key of the worker to a key of the engine");
+        let is_logged = |_: &_| {
+            let logged = String::from_utf8_lossy(&log.0.lock()).into_owned();
+            logged.lines().any(|line| line.contains("WARN") && line.contains(&advice))
+        };
+        // K5.6
+        cluster.until("the log warns", is_logged).await.unwrap();
+        let body = json!({"model": "tiny", "prompt": "hello"}).to_string();
+        let reply = cluster.client.post(COMPLETIONS, &[], body).await.unwrap();
+        let text = String::from_utf8_lossy(&reply.body).into_owned();
+        // K5.6
+        assert!(
+            reply.status == 503
+                && text.contains(
+                    "the only aggregated worker refuses the gateway's key (set api_key of the worker)"
+                ),
+            "{text}"
+        );
+        let told = cluster.admin.get("/workers/1").await.unwrap().json().unwrap()["worker"].clone();
+        let reason = told["reason"].as_str().unwrap();
+        // K5.6
+        assert!(reason.ends_with(&advice), "{reason}");
     }
 }

@@ -130,12 +130,18 @@ impl Response {
 
     /// Returns whether the gateway does not trust the engine, or the engine the gateway's key.
     pub(super) fn is_refusal(&self) -> bool {
-        match self {
-            Self::Untrusted(_) => true,
-            Self::Status(status, _) => matches!(*status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN),
-            _ => false,
-        }
+        matches!(self, Self::Untrusted(_)) || self.refuses_key()
     }
+
+    /// Returns whether the engine refuses the gateway's key, or asks for one.
+    pub(super) fn refuses_key(&self) -> bool {
+        matches!(self, Self::Status(status, _) if is_key_refused(*status))
+    }
+}
+
+/// Returns whether a status says that the engine asks for a key, or for another one.
+fn is_key_refused(status: StatusCode) -> bool {
+    matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN)
 }
 
 impl Service<Name> for WorkerNames {
@@ -192,7 +198,11 @@ impl ProbeClient {
             StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_IMPLEMENTED => {
                 Response::Absent
             }
-            status => Response::Status(status, format!("GET {url}: status {status}")),
+            status => {
+                let is_key = is_key_refused(status);
+                let advice = if is_key { "; set api_key of the worker to a key of the engine" } else { "" };
+                Response::Status(status, format!("GET {url}: status {status}{advice}"))
+            }
         };
         (response, connection)
     }
