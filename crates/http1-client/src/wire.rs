@@ -55,7 +55,7 @@ pub fn request<'a>(
         return None;
     }
     let path = if path.is_empty() { "/" } else { path };
-    let mut head = Vec::with_capacity(320);
+    let mut head = Vec::with_capacity(384);
     let mut lines = |parts: &[&[u8]]| parts.iter().for_each(|part| head.extend_from_slice(part));
     lines(&[method.as_str().as_bytes(), b" ", path.as_bytes(), b" HTTP/1.1\r\nhost: ", authority.as_bytes()]);
     let has_content_type = |(name, _): &(HeaderName, HeaderValue)| name == header::CONTENT_TYPE;

@@ -237,11 +237,11 @@ fn serve_on_this_thread(
     runtime.block_on(async {
         match TcpListener::from_std(listener) {
             Ok(listener) => {
-                let (thread, shared) = (DataThread::new(shared.clone()), shared.clone());
+                let (thread, shared) = (DataThread::new(shared.clone(), cors_origins), shared.clone());
                 // Each connection looks at the token with each event: threads do not share it.
                 let stop = stop.child_token();
                 let sweeper = thread.clone().close_idle_connections();
-                let service = http::service(thread.clone(), cors_origins);
+                let service = http::service(thread.clone());
                 let own = service.router().clone();
                 let picking = ext_proc::serve(ext_proc, thread, own, shared.clone(), stop.clone());
                 let serving = http::listener::serve(listener, Audience::Clients, service, shared, stop);

@@ -9,7 +9,7 @@ use axum::{
     Json, Router,
     body::Body,
     extract::State as Extract,
-    http::{HeaderName, HeaderValue, Method, Request as HttpRequest, Response, StatusCode},
+    http::{HeaderMap, HeaderName, HeaderValue, Method, Request as HttpRequest, Response, StatusCode, Uri},
     middleware::from_fn,
     response::IntoResponse,
     routing::{get, post},
@@ -38,6 +38,7 @@ mod completion;
 pub(crate) mod connected;
 pub(crate) mod content_coding;
 pub(crate) mod credentials;
+pub(crate) mod cross_site;
 mod handshake;
 mod http2;
 pub(crate) mod listener;
@@ -67,12 +68,14 @@ pub(crate) struct DataThread {
     state: SharedState,
     /// Connections to engines that this thread's runtime owns.
     connections: ConnectionPool,
+    /// Origins of other sites whose pages may call.
+    cors_origins: Arc<[HeaderValue]>,
 }
 
 impl DataThread {
     /// Returns the handlers' context of a thread that has no connection yet.
     #[must_use]
-    pub(crate) fn new(state: SharedState) -> Self {
+    pub(crate) fn new(state: SharedState, cors_origins: &[HeaderValue]) -> Self {
         let now = state.get();
         let context = CallContext {
             tls: now.tls.engines().clone(),
@@ -80,7 +83,7 @@ impl DataThread {
             via: now.via.clone(),
         };
         let connections = ConnectionPool::new((&now.settings.upstream).into(), context);
-        Self { state, connections }
+        Self { state, connections, cors_origins: cors_origins.into() }
     }
 
     /// Closes idle connections to workers in time, until the future is dropped.
@@ -92,6 +95,11 @@ impl DataThread {
             drop(state);
             tokio::time::sleep_until(next).await;
         }
+    }
+
+    /// Refuses what a page of another site sends unasked.
+    fn check_page(&self, headers: &HeaderMap, uri: &Uri) -> Result<(), ApiError> {
+        cross_site::check_page(headers, uri, &self.cors_origins)
     }
 
     /// Returns what one request uses: the state in force now, and a client for calls to workers.
@@ -109,12 +117,12 @@ impl DataThread {
 
 /// Returns what answers clients. With origins of other sites, every answer passes the layer that adds their
 /// headers.
-pub(crate) fn service(thread: DataThread, cors_origins: &[HeaderValue]) -> Service {
+pub(crate) fn service(thread: DataThread) -> Service {
     let routes = endpoints().with_state(thread.clone());
-    if cors_origins.is_empty() {
+    if thread.cors_origins.is_empty() {
         Service::of_clients(routes.layer(from_fn(add_request_id)), thread)
     } else {
-        Service::of_router(routes.layer(cors(cors_origins)).layer(from_fn(add_request_id)))
+        Service::of_router(routes.layer(cors(&thread.cors_origins)).layer(from_fn(add_request_id)))
     }
 }
 
@@ -124,7 +132,8 @@ pub(crate) fn endpoints() -> Router<DataThread> {
     for endpoint in Endpoint::POSTED {
         let serve = move |thread: Extract<DataThread>, request: HttpRequest<Body>| async move {
             let arrival = Arrival::of(request.extensions());
-            completion::serve(thread.context(), endpoint, arrival, request).await.map(Body::new)
+            let page = thread.check_page(request.headers(), request.uri());
+            completion::serve(thread.context(), endpoint, arrival, request, page).await.map(Body::new)
         };
         routes = routes.route(endpoint.path(), post(serve));
     }

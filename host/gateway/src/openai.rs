@@ -4,6 +4,7 @@
 pub(crate) mod body_bytes;
 pub(crate) mod canary;
 pub(crate) mod chunk;
+pub(crate) mod client_key;
 pub(crate) mod continuation;
 pub(crate) mod endpoint;
 pub(crate) mod error;
@@ -25,6 +26,7 @@ mod sampling;
 pub(crate) mod seen;
 pub(crate) mod sequence;
 pub(crate) mod short_text;
+pub(crate) mod stream_headers;
 pub(crate) mod token_ids;
 pub(crate) mod trace_context;
 pub(crate) mod transcript;

@@ -35,6 +35,7 @@ pub(crate) use pause::{HeadWait, PauseLimits};
 pub(crate) use pool::{ConnectionPool, METADATA};
 use stream::EngineStream;
 pub(crate) use upgrade::UpgradedCall;
+use via::USER_AGENT;
 pub(crate) use via::{Looped, MAX_HOPS, Via, own_via};
 
 /// Maximum size of the body of an error status, bytes. The rest is not read.
@@ -173,7 +174,7 @@ impl Upstream {
         body: Bytes,
     ) -> Result<Response<Body>, CallError> {
         let parts = to.parts();
-        let all = headers.iter().chain([self.via()]);
+        let all = headers.iter().chain([self.via(), &USER_AGENT]);
         let head = wire::request(method, parts.authority, parts.path, all, body.len());
         let head =
             head.ok_or_else(|| CallError::Protocol("the worker's address is not a valid URL".to_owned()))?;

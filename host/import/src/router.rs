@@ -15,6 +15,7 @@ use crate::{
 mod arguments;
 mod discovery;
 mod flags;
+mod keys;
 mod limits;
 mod listen;
 mod policies;
@@ -93,6 +94,7 @@ impl<'a> Import<'a> {
             self.security()?;
         }
         self.policies()?;
+        self.keys();
         self.workers()?;
         self.discovery()?;
         self.notes();

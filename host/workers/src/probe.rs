@@ -296,6 +296,9 @@ impl Probe {
             (self.sleep_path, self.pause_path) = (sleep_path(engine), pause_path(engine));
         }
         let answer = self.ask_health().await;
+        if !matches!(answer, Response::Ok(_) | Response::Absent | Response::Shortage(_)) {
+            self.worker.set_refused(answer.is_refusal(), answer.refuses_key());
+        }
         match answer {
             Response::Ok(_) | Response::Absent if stale || self.reconnected => {
                 match self.facts(false).await {
@@ -359,7 +362,11 @@ impl Probe {
     fn log(&self, state: &str, problem: &str) {
         let spec = self.worker.spec();
         let (worker, url, role) = (spec.id, &spec.url, spec.role);
-        tracing::info!(%worker, %url, %role, state, problem, "worker state changed");
+        if self.worker.refuses_key() {
+            tracing::warn!(%worker, %url, %role, state, problem, "worker state changed");
+        } else {
+            tracing::info!(%worker, %url, %role, state, problem, "worker state changed");
+        }
     }
 }
 

@@ -63,6 +63,8 @@ async fn i6_audio_and_events_of_images_pass_as_they_come() {
             "{took:?}: {first}"
         );
         assert!(first.contains(&format!("content-type: {kind}")), "{first}");
+        // I6.18
+        assert!(first.contains("\r\nx-accel-buffering: no\r\n"), "{first}");
         assert!(all.ends_with("0\r\n\r\n") && (0..3).all(|n| all.contains(&piece(n))), "{all}");
         assert!(!all.contains(": waiting") && !all.contains("[DONE]"), "nothing is added: {all}");
         cluster.at_rest().await.unwrap();

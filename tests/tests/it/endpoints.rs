@@ -699,6 +699,34 @@ async fn b12_cors_is_off_until_origins_are_configured() {
 }
 
 #[tokio::test]
+async fn i7_what_a_page_of_another_site_sends_without_asking_is_refused() {
+    let cluster = aggregated().await;
+    let page = [("origin", "http://evil.example")];
+    for (path, kind, body, _) in requests() {
+        let unasked = if kind == FORM { FORM } else { "text/plain" };
+        let reply = cluster.client.post_as(unasked, path, &page, body.clone()).await.unwrap();
+        // I7.10
+        assert_eq!((reply.status.as_u16(), &*reply.code()), (403, "forbidden"), "{path}: {reply:?}");
+        assert_eq!(post(&cluster, path, unasked, body).await.status, StatusCode::OK, "{path}: a program");
+    }
+    let sent = cluster.sims[0].recorded().iter().filter(|seen| !seen.path.contains("token")).count();
+    assert_eq!(sent, requests().iter().filter(|(path, ..)| !path.contains("token")).count());
+    let (_, _, body, _) = requests().swap_remove(1);
+    for (origins, kind) in [(vec![], "application/json"), (vec![page[0].1], "text/plain"), (vec!["*"], FORM)]
+    {
+        let cluster = TestClusterBuilder::new()
+            .config(|config| config.server.cors_origins = origins.into_iter().map(str::to_owned).collect())
+            .sim(Dialect::Vllm, Role::Aggregated)
+            .start()
+            .await
+            .unwrap();
+        let reply = cluster.client.post_as(kind, "/v1/messages", &page, body.clone()).await.unwrap();
+        // I7.10
+        assert_eq!(reply.status, StatusCode::OK, "{kind}: {reply:?}");
+    }
+}
+
+#[tokio::test]
 async fn b12_clients_of_messages_send_their_key_as_anthropic_s_do_and_errors_have_its_shape() {
     let cluster = TestClusterBuilder::new()
         .config(|config| config.auth.keys = pointsman_tests::client_keys(&[("alpha", "")]))

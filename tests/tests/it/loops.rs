@@ -66,6 +66,20 @@ async fn i19_a_request_that_comes_back_is_refused_once_and_tried_on_another_work
 }
 
 #[tokio::test]
+async fn i19_every_request_to_a_worker_names_the_program() {
+    let engine = engine().await;
+    let cluster = TestClusterBuilder::new().in_turn([&engine]).start().await.unwrap();
+    assert_eq!(ask(&cluster, &[("user-agent", "of-client")]).await.status, 200);
+    let requests = engine.requests();
+    assert!(requests.iter().any(|request| request.line.starts_with("POST")));
+    for request in requests {
+        let lines = request.head.lines().filter(|line| line.starts_with("user-agent: "));
+        // I19.6
+        assert_eq!(lines.collect::<Vec<_>>(), [concat!("user-agent: pointsman/", env!("CARGO_PKG_VERSION"))]);
+    }
+}
+
+#[tokio::test]
 async fn i19_requests_to_workers_name_the_gateways_that_they_passed() {
     let engine = engine().await;
     let cluster = TestClusterBuilder::new().in_turn([&engine]).start().await.unwrap();

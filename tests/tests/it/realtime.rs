@@ -177,6 +177,28 @@ async fn i8_a_browser_sends_its_key_as_a_subprotocol() {
 }
 
 #[tokio::test]
+async fn i7_a_page_of_another_site_opens_no_session_without_a_key() {
+    let page = ("origin", "http://evil.example");
+    let invented = ("sec-websocket-protocol", "realtime, openai-insecure-api-key.x");
+    let open = cluster(1, |_| {}).await;
+    for headers in [&[page][..], &[page, invented]] {
+        // I7.10
+        assert_eq!(refusal(connect(&open, "?model=tiny", headers).await.unwrap_err()).0, 403, "{headers:?}");
+    }
+    let own = format!("http://{}", open.gateway.address);
+    for headers in [&[("origin", own.as_str())][..], &[page, ("authorization", "Bearer x")]] {
+        assert_eq!(
+            event(&mut connect(&open, "?model=tiny", headers).await.unwrap()).await["type"],
+            "session.created"
+        );
+    }
+    let keys = cluster(1, |config| config.auth.keys = pointsman_tests::client_keys(&[("alpha", "")])).await;
+    let known = ("sec-websocket-protocol", "realtime, openai-insecure-api-key.alpha");
+    let mut socket = connect(&keys, "?model=tiny", &[page, known]).await.unwrap();
+    assert_eq!(event(&mut socket).await["type"], "session.created");
+}
+
+#[tokio::test]
 async fn b12_a_realtime_session_tries_another_worker_and_then_stays_on_it() {
     let cluster = cluster(2, |config| config.routing.session_affinity = Duration::from_secs(60)).await;
     cluster.sims[0].set_faults(vec![Fault::always(FaultKind::Status { status: 500, retry_after: None })]);

@@ -7,7 +7,8 @@ use std::{io::Read as _, path::Path, sync::Arc};
 use parking_lot::Mutex;
 use pointsman_gateway::config::{Config, Environment, KeyDigest};
 use pointsman_sim::{Dialect, Role, SimConfig};
-use pointsman_tests::{TestClusterBuilder, own_process};
+use pointsman_tests::{Act, RawEngine, RawRequest, TestClusterBuilder, own_process, raw_engine};
+use pointsman_workers::WorkerSpec;
 use serde_json::json;
 
 const COMPLETIONS: &str = "/v1/completions";
@@ -191,11 +192,13 @@ fn recording(role: Role) -> SimConfig {
 
 #[tokio::test]
 async fn k5_the_clients_authorization_reaches_an_engine_only_when_it_is_configured() {
-    for (forward, worker_key, expected) in [
-        (false, "", None),
-        (true, "", Some("Bearer of-client")),
-        (true, ",api_key=of-worker", Some("Bearer of-worker")),
-        (false, ",api_key=of-worker", Some("Bearer of-worker")),
+    let both = &[("authorization", "Bearer of-client"), ("x-api-key", "of-client")][..];
+    for (forward, headers, worker_key, expected) in [
+        (false, both, "", None),
+        (true, both, "", Some("Bearer of-client")),
+        (true, &both[1..], "", Some("Bearer of-client")),
+        (true, both, ",api_key=of-worker", Some("Bearer of-worker")),
+        (false, both, ",api_key=of-worker", Some("Bearer of-worker")),
     ] {
         let cluster = TestClusterBuilder::new()
             .config(|config| config.upstream.forward_authorization = forward)
@@ -205,8 +208,7 @@ async fn k5_the_clients_authorization_reaches_an_engine_only_when_it_is_configur
             .await
             .unwrap();
         let body = json!({"model": "tiny", "prompt": "hello", "max_tokens": 2}).to_string();
-        let headers = [("authorization", "Bearer of-client"), ("x-api-key", "of-client")];
-        assert_eq!(cluster.client.post(COMPLETIONS, &headers, body).await.unwrap().status, 200);
+        assert_eq!(cluster.client.post(COMPLETIONS, headers, body).await.unwrap().status, 200);
         for sim in &cluster.sims {
             let seen = sim.recorded();
             let legs: Vec<_> = seen.iter().filter(|request| request.leg.is_some()).collect();
@@ -222,5 +224,54 @@ async fn k5_the_clients_authorization_reaches_an_engine_only_when_it_is_configur
             }
         }
         cluster.at_rest().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn k5_an_engine_that_refuses_the_gateway_s_key_is_named_with_what_to_set() {
+    if !own_process(concat!(
+        module_path!(),
+        "::k5_an_engine_that_refuses_the_gateway_s_key_is_named_with_what_to_set"
+    )) {
+        return;
+    }
+    let log = Log::default();
+    let writer = log.clone();
+    tracing_subscriber::fmt()
+        .with_ansi(false)
+        .with_env_filter("warn")
+        .with_writer(move || writer.clone())
+        .init();
+    for status in ["401 Unauthorized", "403 Forbidden"] {
+        let engine = RawEngine::start(move |request: &RawRequest| match request.line.as_str() {
+            "GET /health" => vec![Act::Send(raw_engine::json("{}"))],
+            _ => vec![Act::Send(raw_engine::status(status, r#"{"error":"Unauthorized"}"#))],
+        });
+        let engine = engine.await.unwrap();
+        let cluster = TestClusterBuilder::new().start().await.unwrap();
+        let flag = format!("id=1,role=aggregated,engine=vllm,model=tiny,url=http://{}", engine.address);
+        cluster.gateway.state().registry.upsert(WorkerSpec::parse_flag(&flag).unwrap());
+        let advice = format!("status {status}; set api_key of the worker to a key of the engine");
+        let is_logged = |_: &_| {
+            let logged = String::from_utf8_lossy(&log.0.lock()).into_owned();
+            logged.lines().any(|line| line.contains("WARN") && line.contains(&advice))
+        };
+        // K5.6
+        cluster.until("the log warns", is_logged).await.unwrap();
+        let body = json!({"model": "tiny", "prompt": "hello"}).to_string();
+        let reply = cluster.client.post(COMPLETIONS, &[], body).await.unwrap();
+        let text = String::from_utf8_lossy(&reply.body).into_owned();
+        // K5.6
+        assert!(
+            reply.status == 503
+                && text.contains(
+                    "the only aggregated worker refuses the gateway's key (set api_key of the worker)"
+                ),
+            "{text}"
+        );
+        let told = cluster.admin.get("/workers/1").await.unwrap().json().unwrap()["worker"].clone();
+        let reason = told["reason"].as_str().unwrap();
+        // K5.6
+        assert!(reason.ends_with(&advice), "{reason}");
     }
 }

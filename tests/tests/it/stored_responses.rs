@@ -66,6 +66,8 @@ async fn i12_the_next_turn_goes_to_the_worker_that_stored_the_last_one() {
         assert_eq!(place_of(&cluster, &next).await, place);
         let stream = cluster.client.stream(RESPONSES, &[], turn(Some(&next), true)).await.unwrap();
         assert_eq!(stream.status, 200);
+        // I6.18
+        assert_eq!(stream.headers["x-accel-buffering"], "no");
         let events = stream.all().await.unwrap();
         let created: Value = serde_json::from_str(events[0].split_once("data: ").unwrap().1).unwrap();
         let streamed = created["response"]["id"].as_str().unwrap().to_owned();
@@ -96,6 +98,8 @@ async fn i12_a_response_is_read_cancelled_and_deleted_where_it_is() {
         assert_eq!((read.status.as_u16(), read.json().unwrap()["id"].as_str()), (200, Some(id.as_str())));
         let stream = cluster.client.events(&format!("{path}?stream=true"), &key).await.unwrap();
         assert_eq!(stream.headers["content-type"], "text/event-stream; charset=utf-8");
+        // I6.18
+        assert_eq!(stream.headers["x-accel-buffering"], "no");
         // I12.2: the query passes, and a stream of events
         assert!(stream.all().await.unwrap()[0].contains("response.completed"));
         let cancelled = cluster.client.post(&format!("{path}/cancel"), &key, "").await.unwrap();

@@ -25,7 +25,7 @@ use super::{fleet, guard::MayChange, refuse::invalid, status, workers};
 use crate::{
     big_numbers::with_texts,
     http::request_id,
-    openai::error,
+    openai::{error, stream_headers::ACCEL_BUFFERING},
     state::{SharedState, State},
     version::VERSION,
 };
@@ -117,7 +117,11 @@ pub(super) async fn stream(
         let event = reader.next().await?;
         Some((Ok::<_, Infallible>(event), reader))
     });
-    let headers = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-store")];
+    let headers = [
+        (header::CONTENT_TYPE, "text/event-stream"),
+        (header::CACHE_CONTROL, "no-store"),
+        (ACCEL_BUFFERING, "no"),
+    ];
     (headers, Body::from_stream(events)).into_response()
 }
 

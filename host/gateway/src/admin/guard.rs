@@ -12,7 +12,7 @@ use axum::{
 
 use super::{
     audit::{Change, is_read},
-    origin::{check_host, check_origin, is_json},
+    origin::{check_host, check_origin},
 };
 use crate::{
     config::Role,
@@ -20,6 +20,7 @@ use crate::{
         arrival::Arrival,
         auth::{operator_of, wrong_key},
         credentials::bearer,
+        cross_site::is_json,
         request_id,
     },
     openai::error::ApiError,

@@ -52,13 +52,6 @@ pub(super) fn check_origin(headers: &HeaderMap, names: &[String]) -> Result<(), 
     )))
 }
 
-/// Returns whether a body is said to be JSON. A form of another site's page cannot say so without asking
-/// first.
-pub(super) fn is_json(headers: &HeaderMap) -> bool {
-    let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
-    kind.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case("application/json")
-}
-
 /// The host of `host:port`, without the brackets of an IPv6 address.
 fn host_of(authority: &str) -> &str {
     if let Some(v6) = authority.strip_prefix('[') {

@@ -15,7 +15,7 @@ pub struct Upstream {
     /// Idle connections that each data thread keeps for a worker; 0: none.
     #[key(default = 256)]
     pub idle_connections: usize,
-    /// Whether engines get the client's authorization header. A worker's own api_key takes its place.
+    /// Whether engines get the client's key as authorization header. A worker's own api_key takes its place.
     pub forward_authorization: bool,
     /// TLS to workers with https:// in their url. See "TLS to engines".
     #[key(nested)]

@@ -25,12 +25,14 @@ use crate::{
 /// Body from which on a client may have left unnoticed while it was read, bytes.
 const LARGE_BODY: usize = 64 * 1024;
 
-/// Serves a request. Its account, with the number of requests in flight, begins before the body is read.
+/// Serves a request, unless `page` says why its page may not send it. Its account, with the number of
+/// requests in flight, begins before the body is read.
 pub(super) async fn serve<B>(
     (state, mut upstream): (Arc<State>, Upstream),
     endpoint: Endpoint,
     arrival: Arrival,
     request: HttpRequest<B>,
+    page: Result<(), ApiError>,
 ) -> Response<Answer>
 where
     B: Body<Data = Bytes, Error: Into<ReadError>> + Unpin,
@@ -45,6 +47,7 @@ where
         account.traced(traces.begin(&parts.headers, state.settings.request_rules.trust, started));
     }
     let admitted = async {
+        page?;
         upstream.set_via_from(&parts.headers)?;
         let caller = identify(&state, &parts.headers, &sender).await?;
         account.counts_for(state.tenant_metrics.of(caller.tenant_name()));

@@ -71,7 +71,8 @@ impl Connected {
         let engines = self.engines.as_ref().filter(|_| request.method() == Method::POST);
         let posted = engines.and_then(|thread| Some((thread, Endpoint::posted(request.uri().path())?)));
         if let Some((thread, endpoint)) = posted {
-            let answer = completion::serve(thread.context(), endpoint, arrival, request);
+            let page = thread.check_page(request.headers(), request.uri());
+            let answer = completion::serve(thread.context(), endpoint, arrival, request, page);
             return Either::Left(answer.map(|answer| Ok(answer.map(EitherBody::Left))));
         }
         request.extensions_mut().insert(arrival);

@@ -3,10 +3,7 @@
 
 use axum::http::{HeaderMap, HeaderName, header};
 
-use crate::openai::error::ApiError;
-
-/// The header of the key in the Anthropic API.
-pub(super) const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
+use crate::openai::{client_key::API_KEY, error::ApiError};
 
 /// Returns the key or token of a client's request.
 ///

@@ -20,7 +20,7 @@ use super::{
     admit::check_rate,
     arrival::Arrival,
     auth::authorize_client,
-    credentials::API_KEY,
+    credentials::client_key,
     prepare::{find_model, only_model},
     request_id,
     tunnel::{Ended, Patience, tunnel},
@@ -28,6 +28,7 @@ use super::{
 use crate::{
     budget::Share,
     openai::{
+        client_key::API_KEY,
         error::ApiError,
         request::{Endpoint, Request},
     },
@@ -74,8 +75,9 @@ pub(super) async fn serve(thread: Extract<DataThread>, request: HttpRequest<Body
         account.traced(traces.begin(&parts.headers, state.settings.request_rules.trust, started));
     }
     let upgrade = parts.extensions.remove::<OnUpgrade>();
+    let page = thread.check_page(&parts.headers, &parts.uri);
     let Admitted { planned, call, protocol, place } =
-        match admit((&state, &mut upstream), &parts, upgrade.is_some(), &mut account).await {
+        match admit((&state, &mut upstream), (&parts, page), upgrade.is_some(), &mut account).await {
             Ok(admitted) => admitted,
             Err(error) => return refuse(&mut account, &error),
         };
@@ -107,7 +109,7 @@ fn refuse(account: &mut Account, error: &ApiError) -> Response<Body> {
 
 async fn admit(
     (state, upstream): (&State, &mut Upstream),
-    request: &Parts,
+    (request, page): (&Parts, Result<(), ApiError>),
     upgradable: bool,
     account: &mut Account,
 ) -> Result<Admitted, ApiError> {
@@ -118,6 +120,10 @@ async fn admit(
     let (headers, protocol) = without_key_protocol(&request.headers);
     let headers = &headers;
     let caller = authorize_client(state, headers, &Arrival::of(&request.extensions).sender).await?;
+    // A page that has a key may call. A certificate is the browser's, whichever page calls.
+    if !state.settings.clients_are_known || client_key(headers)?.is_none() {
+        page?;
+    }
     account.counts_for(state.tenant_metrics.of(caller.tenant_name()));
     check_rate(state, &caller)?;
     if !upgradable || !asks_for_websocket(headers) {
@@ -190,6 +196,7 @@ fn named(state: &State, uri: &Uri, headers: &HeaderMap) -> Result<(String, Heade
     let mut headers = headers.clone();
     // The client's key stays here.
     headers.remove(header::AUTHORIZATION);
+    headers.remove(API_KEY);
     let session = query.remove("session_id").and_then(|session| HeaderValue::try_from(session).ok());
     if let Some(session) = session.filter(|_| !headers.contains_key("x-session-id")) {
         headers.insert("x-session-id", session);

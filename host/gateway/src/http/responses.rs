@@ -21,12 +21,14 @@ use super::{
 use crate::{
     connectors::connector_for,
     openai::{
+        client_key::forwarded,
         endpoint::{Endpoint, Format},
         error::ApiError,
         hide::without_fields,
         request_id::set_request_id,
         sequence::LastNumber,
         sse,
+        stream_headers::set_stream_headers,
     },
     orchestrate::stored::{self, StoredCall},
     state::State,
@@ -71,12 +73,13 @@ async fn serve(thread: &DataThread, request: Parts, id: &str, path: String) -> R
         account.counts_for(state.tenant_metrics.of(caller.tenant_name()));
         check_rate(&state, &caller)?;
         let forwards = state.settings.request_rules.forward_authorization;
+        let authorization = if forwards { forwarded(headers) } else { None };
         let call = StoredCall {
             method: if request.method == Method::HEAD { Method::GET } else { request.method },
             id,
             path,
             tenant: caller.tenant_hash(),
-            authorization: headers.get(header::AUTHORIZATION).filter(|_| forwards),
+            authorization: authorization.as_ref(),
         };
         answer(&state, &upstream, &call, &account.request_id).await
     };
@@ -120,6 +123,7 @@ async fn answer(
     response.headers_mut().extend(content_type.map(|kind| (header::CONTENT_TYPE, kind)));
     set_request_id(response.headers_mut(), request_id);
     if is_stream {
+        set_stream_headers(response.headers_mut());
         return Ok(Answered::Stream(response.map(|()| body)));
     }
     let mut held = state.body_bytes.share();

@@ -3,13 +3,14 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, header};
+use http::{HeaderMap, HeaderValue};
 use json_splice::JsonBody;
 use pointsman_tokens::{PromptBytes, TEMPLATE_FIELDS};
 use pointsman_workers::ModelName;
 
 use crate::{
     config::Limits,
+    openai::client_key::forwarded,
     openai::endpoint::PromptKeys,
     openai::error::ApiError,
     openai::form::{self, Form},
@@ -59,7 +60,7 @@ pub(crate) struct Request {
     pub hints: Hints,
     /// The trace it belongs to.
     pub trace: TraceContext,
-    /// The client's `authorization` header, when engines get it.
+    /// The client's key as `authorization` header, when engines get it.
     pub authorization: Option<HeaderValue>,
 }
 
@@ -70,7 +71,7 @@ pub(crate) struct RequestRules {
     pub trust: HintTrust,
     /// `[limits]`.
     pub limits: Limits,
-    /// Whether engines get the client's `authorization` header.
+    /// Whether engines get the client's key.
     pub forward_authorization: bool,
 }
 
@@ -139,13 +140,13 @@ impl Request {
         }
     }
 
-    /// Continues the client's trace, where hints are taken from clients, and keeps its `authorization`
-    /// header, where engines get it.
+    /// Continues the client's trace, where hints are taken from clients, and keeps its key, where engines get
+    /// it.
     fn traced(self, headers: &HeaderMap, rules: &RequestRules) -> Arc<Self> {
         let given = (rules.trust == HintTrust::Trusted).then(|| TraceContext::of(headers));
         let trace = given.unwrap_or(self.trace);
-        let authorization = headers.get(header::AUTHORIZATION).filter(|_| rules.forward_authorization);
-        Arc::new(Self { trace, authorization: authorization.cloned(), ..self })
+        let authorization = if rules.forward_authorization { forwarded(headers) } else { None };
+        Arc::new(Self { trace, authorization, ..self })
     }
 
     /// Parses a request with a JSON body.

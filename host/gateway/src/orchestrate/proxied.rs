@@ -19,6 +19,7 @@ use super::{
 };
 use crate::{
     openai::{
+        client_key::API_KEY,
         error::ApiError,
         sse::{self, Splitter},
     },
@@ -329,7 +330,7 @@ impl Drive {
 const OBEYED: [HeaderName; 17] = [
     header::CONTENT_ENCODING,
     header::AUTHORIZATION,
-    HeaderName::from_static("x-api-key"),
+    API_KEY,
     HeaderName::from_static(RANK),
     HeaderName::from_static("x-data-parallel-host-port"),
     HeaderName::from_static("x-prefiller-host-port"),

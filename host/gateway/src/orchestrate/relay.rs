@@ -20,6 +20,7 @@ use crate::{
     openai::error::ApiError,
     openai::sequence::LastNumber,
     openai::sse::{self, Splitter},
+    openai::stream_headers::set_stream_headers,
     openai::token_ids::Lists,
     orchestrate::Drive,
     upstream::{self, CallError},
@@ -106,7 +107,7 @@ pub(crate) fn stream(mut drive: Box<Drive>, head: Response<upstream::Body>) -> R
     let is_bytes = drive.request.endpoint.streams_bytes();
     let unknown = if is_bytes { "application/octet-stream" } else { "text/event-stream" };
     headers.insert(header::CONTENT_TYPE, content_type.unwrap_or(HeaderValue::from_static(unknown)));
-    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    set_stream_headers(headers);
     let has_events = headers.get(header::CONTENT_TYPE).is_some_and(|kind| sse::is_stream(kind.as_bytes()));
     drive.add_own_headers(headers);
     response.map(|()| Answer::relayed(Box::new(Relay::new(drive, incoming, has_events))))

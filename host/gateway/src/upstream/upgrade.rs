@@ -7,7 +7,7 @@ use hyper::{body::Incoming, client::conn::http1, upgrade::Upgraded};
 use hyper_util::rt::TokioIo;
 use tokio_util::task::TaskTracker;
 
-use super::{CallError, Destination, MAX_ERROR_BODY, Upstream, retry_after_of};
+use super::{CallError, Destination, MAX_ERROR_BODY, USER_AGENT, Upstream, retry_after_of};
 
 /// Largest head of an answer, bytes.
 const MAX_HEAD: usize = 64 * 1024;
@@ -34,8 +34,9 @@ impl Upstream {
             Request::get(parts.path).header(header::HOST, parts.authority).body(Empty::<Bytes>::new());
         if let Ok(request) = &mut request {
             request.headers_mut().extend(headers);
-            let (name, value) = self.via().clone();
-            request.headers_mut().insert(name, value);
+            for (name, value) in [self.via(), &USER_AGENT] {
+                request.headers_mut().insert(name, value.clone());
+            }
         }
         let request = request.map_err(|error| CallError::Protocol(format!("invalid request: {error}")))?;
         let stream = TokioIo::new(self.connect(to, parts).await?.into_stream());

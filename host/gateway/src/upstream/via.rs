@@ -1,5 +1,5 @@
 //! The header `via` of requests to engines (RFC 9110, section 7.6.3). It names the gateways that a request
-//! passed, so that one that comes back is refused: a worker may be a gateway.
+//! passed, so that one that comes back is refused: a worker may be a gateway. And the header `user-agent`.
 
 use std::sync::Arc;
 
@@ -17,6 +17,11 @@ const MAX_ENTRY: usize = 64;
 
 /// The header, as a request to an engine has it.
 pub(crate) type Via = (HeaderName, HeaderValue);
+
+/// The header that names the gateway's program to engines and proxies before them. Some refuse a request
+/// without it.
+pub(super) static USER_AGENT: (HeaderName, HeaderValue) =
+    (header::USER_AGENT, HeaderValue::from_static(concat!("pointsman/", env!("CARGO_PKG_VERSION"))));
 
 /// A request came back, or passed too many gateways.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

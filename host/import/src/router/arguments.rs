@@ -128,7 +128,7 @@ impl CommandLine {
                 Some((name, value)) => (name, Some(value.to_owned())),
                 None => (flag, None),
             };
-            // `--router-policy` is the form of `sglang_router.launch_server`.
+            // Beside the flags of an engine, those of the router begin with `--router-`.
             let short = name.strip_prefix("router-").filter(|short| known_flag(short).is_some());
             let written = format!("--{name}");
             let name = flags::alias(if find(name).is_none() { short.unwrap_or(name) } else { name });
@@ -250,6 +250,12 @@ fn skip_program<'a>(
         let of_python = in_python && (text.starts_with('-') || text.ends_with(".py"));
         if in_python && PYTHON_OPTIONS.contains(&text) {
             rest.next();
+        } else if is_module(text) && text.ends_with(".launch_server") {
+            bail!(
+                "`{}` starts the engines, too: start them with `sglang.launch_server`, and import the arguments of \
+                 `sglang_router.launch_router --worker-urls URL…`",
+                plain(text)
+            );
         } else if !(is_program(text) || of_python || is_assignment(text)) {
             bail!("`{}` is not a flag: give the arguments of the router after `--`", plain(text));
         }

@@ -2,7 +2,7 @@
 
 use toml::{Table, Value};
 
-use super::{Flavor, Import, arguments::Given};
+use super::{Import, arguments::Given};
 use crate::report::{Kind, plain};
 
 impl Import<'_> {
@@ -66,12 +66,13 @@ impl Import<'_> {
         if let Some(role) = role {
             defaults.insert("role".to_owned(), role.into());
         }
-        if self.flavor == Flavor::Vllm && self.splits() {
-            let transport = self.line.last("kv-connector").map_or("nixl", Given::value);
-            if matches!(transport, "nixl" | "mooncake") {
+        if self.splits() {
+            let transport = self.line.last("kv-connector").map(Given::value).or(self.default_transport());
+            let transport = transport.filter(|transport| matches!(*transport, "nixl" | "mooncake"));
+            if let Some(transport) = transport {
                 defaults.insert("transport".to_owned(), transport.into());
             }
-            if transport == "mooncake" && role == Some("prefill") {
+            if transport == Some("mooncake") && role == Some("prefill") {
                 defaults.insert("bootstrap_port".to_owned(), "8998".into());
             }
         }

@@ -117,6 +117,7 @@ const FLAGS: &[Flag] = &[
     read("control-plane-api-keys", Arity::Many),
     read("enable-trace", Arity::Switch),
     read("otlp-traces-endpoint", Arity::One),
+    read("otel-sampling-ratio", Arity::One),
     read("history-backend", Arity::One),
     // Flags for things that the gateway always does, or does in another way.
     with_note(
@@ -218,6 +219,12 @@ const FLAGS: &[Flag] = &[
     with_note("tokenizer-cache-l1-max-memory", Arity::One, Approximated, CACHE),
     with_note("control-plane-audit-enabled", Arity::Switch, Translated, "built in: the log target `audit`"),
     // Flags without a counterpart.
+    with_note(
+        "otel-excluded-paths",
+        Arity::Many,
+        Missing,
+        "spans are those of requests to engines: health checks have none, and no other path is left out",
+    ),
     with_note("mini-lb", Arity::Switch, Missing, "a load balancer for debugging: leave it out"),
     with_note(
         "kv-penalty-external",

@@ -3,9 +3,8 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use anyhow::bail;
-use sha2::{Digest as _, Sha256};
 
-use super::{Flavor, Import, arguments::Given};
+use super::{Flavor, Import, arguments::Given, keys::digest};
 use crate::report::{Kind, Place, plain};
 
 /// The gateway's local address for operators.
@@ -41,8 +40,7 @@ impl Import<'_> {
         }
         self.cors();
         self.request_ids();
-        self.traces();
-        Ok(())
+        self.traces()
     }
 
     /// The address of the metrics becomes that of the operators' listener, which also changes things.
@@ -77,7 +75,7 @@ impl Import<'_> {
         self.note_translation(given, if known { Kind::Approximated } else { Kind::Missing }, ours);
     }
 
-    fn traces(&mut self) {
+    fn traces(&mut self) -> anyhow::Result<()> {
         if let Some(given) = self.line.last("enable-trace") {
             let at = self.line.last("otlp-traces-endpoint");
             let endpoint = at.map_or("localhost:4317", Given::value);
@@ -93,7 +91,15 @@ impl Import<'_> {
                 endpoint,
                 format!("{}, over HTTP instead of gRPC", at.unwrap_or(given).flag()),
             );
-            let ours = "[traces]: OTLP over HTTP, usually port 4318; set sample_ratio";
+            let (ratio, source, given_ratio) = self.fraction("otel-sampling-ratio", 1.0)?;
+            let is_share = (0.0..=1.0).contains(&ratio);
+            anyhow::ensure!(is_share, "--otel-sampling-ratio: `{ratio}` is not between 0 and 1");
+            let mut ours = "[traces]: OTLP over HTTP, usually port 4318; set sample_ratio";
+            if let Some(given) = given_ratio {
+                ours = "[traces]: OTLP over HTTP, usually port 4318";
+                self.draft.set("traces", "sample_ratio", ratio, source);
+                self.note_translation(given, Kind::Translated, "traces.sample_ratio");
+            }
             self.note_translation(given, Kind::Approximated, ours);
             if let Some(given) = at {
                 self.note_translation(
@@ -103,6 +109,7 @@ impl Import<'_> {
                 );
             }
         }
+        Ok(())
     }
 
     /// Certificates, and keys of operators.
@@ -151,11 +158,9 @@ impl Import<'_> {
             let fits = |letter: char| letter.is_ascii_alphanumeric() || letter == '-' || letter == '_';
             let id: String =
                 id.chars().map(|letter| if fits(letter) { letter } else { '-' }).take(64).collect();
-            let digest: String =
-                Sha256::digest(key.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect();
             self.draft.element("auth.operators", given.flag()).set("id", id, "").set("role", role, "").set(
                 "digest",
-                format!("sha256:{digest}"),
+                digest(key),
                 "",
             );
         }

@@ -12,6 +12,10 @@ use crate::report::{
     Place,
 };
 
+/// Translation of the routing logic of a pair that hands over by LMCache.
+const LMCACHE: &str = "its engines hand the KV cache over by LMCache, without kv_transfer_params in requests: start \
+                       them with NixlConnector, or every request fails";
+
 /// Combined meaning of the other vllm-router's flags.
 struct Router<'a> {
     given: &'a [Given],
@@ -169,6 +173,9 @@ fn policies(given: &Given, logic: &str) -> Vec<Given> {
     let mut out = vec![as_flag("policy", &[policy], Some(given))];
     if logic.starts_with("disaggregated_prefill") {
         out.push(as_flag("vllm-pd-disaggregation", &[], Some(given)));
+    }
+    if logic == "disaggregated_prefill" {
+        out.push(Given { note: Some((Missing, LMCACHE)), ..given.again() });
     }
     out
 }

@@ -510,3 +510,92 @@ fn s3_the_flags_of_smg_are_known_with_their_values() {
     assert!(report.contains("--tenant-api-key [secret] -> "), "{report}");
     assert_eq!(table["server"]["listen"].as_str(), Some("0.0.0.0:30001"));
 }
+
+#[test]
+fn s3_the_key_of_sglang_router_is_asked_of_clients_too() {
+    let line = "--worker-urls http://a:1 --api-key sk-router";
+    let (table, report) = imported(Flavor::Sglang, line);
+    // printf %s sk-router | sha256sum
+    let digest = "sha256:f87fb1f29d743c922066db25ea3c8bbc09533ae96c058f896b3e71ccbc245843";
+    // S3.8
+    assert_eq!(table["auth"]["keys"][0]["digest"].as_str(), Some(digest), "{table}");
+    assert_eq!(table["workers"][0]["api_key"].as_str(), Some("sk-router"));
+    assert!(report.contains("Clients have to send it, too") && !report.contains("sk-router"), "{report}");
+    let discovered = "--service-discovery --selector app=a --api-key sk-router";
+    // S3.8
+    assert_eq!(imported(Flavor::Sglang, discovered).0["auth"]["keys"][0]["digest"].as_str(), Some(digest));
+    let (table, report) = imported(Flavor::Vllm, line);
+    // S3.8: vllm-router sends its key to engines only.
+    assert!(!table.contains_key("auth") && report.contains("Clients need no key"), "{report}");
+    let (table, report) = imported(Flavor::Sglang, "--worker-urls http://a:1 --api-key $KEY");
+    assert!(!table.contains_key("auth") && !table.contains_key("upstream"), "{table}");
+    // S3.8
+    assert!(report.contains("give the value itself. Without it, clients need no key"), "{report}");
+}
+
+#[test]
+fn s3_what_clients_send_as_their_key_reaches_engines_as_before() {
+    for (flavor, line) in [
+        (Flavor::Production, "--static-backends http://a:1 --static-models m --routing-logic roundrobin"),
+        (Flavor::Sglang, "--worker-urls http://a:1"),
+        (Flavor::Vllm, "--worker-urls http://a:1"),
+    ] {
+        let (table, report) = imported(flavor, line);
+        // S3.9
+        assert_eq!(table["upstream"]["forward_authorization"].as_bool(), Some(true), "{flavor:?}");
+        assert!(report.contains("health checks have none: where engines ask for a key"), "{report}");
+        let (table, _) = imported(flavor, &format!("{line} --api-key sk-1"));
+        // S3.9
+        assert!(!table.contains_key("upstream"), "{flavor:?}: {table}");
+    }
+}
+
+#[test]
+fn s3_a_pair_that_hands_over_by_lmcache_has_no_transport_and_says_what_to_do() {
+    let line = "--service-discovery static --static-backends http://a:1,http://b:1 --static-models m,m \
+                --static-model-labels p,d --prefill-model-labels p --decode-model-labels d --routing-logic";
+    let pods = "--service-discovery k8s --k8s-label-selector app=a --prefill-model-labels p \
+                --decode-model-labels d --routing-logic";
+    for (logic, transport) in
+        [("disaggregated_prefill", None), ("disaggregated_prefill_orchestrated", Some("nixl"))]
+    {
+        let (table, report) = imported(Flavor::Production, &format!("{line} {logic}"));
+        // S3.6
+        assert_eq!(table["workers"][0]["role"].as_str(), Some("prefill"));
+        assert_eq!(table["workers"][0].get("transport").and_then(toml::Value::as_str), transport, "{logic}");
+        let is_told = report.contains("without counterpart, and what to do:\n  argument 13: --routing-logic \
+                                       disaggregated_prefill -> its engines hand the KV cache over by LMCache");
+        assert_eq!(is_told, transport.is_none(), "{report}");
+        let (table, _) = imported(Flavor::Production, &format!("{pods} {logic}"));
+        let defaults = &table["discovery"]["kubernetes"][0]["defaults"];
+        // S3.6
+        assert_eq!(defaults.get("transport").and_then(toml::Value::as_str), transport, "{logic}");
+    }
+}
+
+#[test]
+fn s3_what_starts_engines_is_refused_with_what_to_import_instead() {
+    for line in [
+        "python3 -m sglang_router.launch_server --model-path m --dp-size 2 --router-policy random",
+        "sglang_router.launch_server --port 1",
+    ] {
+        let refused = import(Flavor::Sglang, &words(&line.split(' ').collect::<Vec<_>>())).unwrap_err();
+        // S3.4
+        let told = "`sglang_router.launch_server` starts the engines, too: start them with `sglang.launch_server`, \
+                    and import the arguments of `sglang_router.launch_router --worker-urls URL…`";
+        assert_eq!(refused.to_string(), told);
+    }
+}
+
+#[test]
+fn s3_the_share_of_requests_that_are_traced_is_that_of_the_router() {
+    let line = "--worker-urls http://a:1 --enable-trace --otel-sampling-ratio";
+    let (table, report) = imported(Flavor::Sglang, &format!("{line} 0.25 --otel-excluded-paths /x /y"));
+    // S3.3
+    assert_eq!(table["traces"]["sample_ratio"].as_float(), Some(0.25));
+    // S3.4
+    assert!(report.contains("--otel-excluded-paths /x /y -> spans are those of requests"), "{report}");
+    assert!(!report.contains("set sample_ratio"), "{report}");
+    let refused = refused(&format!("{line} 2"));
+    assert!(refused.contains("--otel-sampling-ratio: `2` is not between 0 and 1"), "{refused}");
+}

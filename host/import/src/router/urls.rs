@@ -27,7 +27,8 @@ pub(super) fn engine_url(text: &str) -> Result<EngineUrl, String> {
         return Err(format!("{shown}: engines are called over HTTP"));
     }
     let base = rest.trim_end_matches('/');
-    let base = base.strip_suffix("/v1").unwrap_or(base).trim_end_matches('/');
+    let closed = format!("{base}/");
+    let base = closed.split_once("/v1/").map_or(base, |(base, _)| base).trim_end_matches('/');
     let authority = base.split('/').next().unwrap_or_default();
     let port = authority.rsplit_once(':').map(|(_, port)| port).filter(|port| !port.ends_with(']'));
     let is_port = |port: &str| port.parse::<u16>().is_ok_and(|port| port > 0);
@@ -60,6 +61,8 @@ mod tests {
             ("http://a:1/v1", "http://a:1"),
             ("https://a/v1/", "https://a"),
             ("http://a:1/llm/v1", "http://a:1/llm"),
+            ("http://a:1/v1/chat/completions", "http://a:1"),
+            ("http://a:1/v1/v1", "http://a:1"),
             ("http://a/v1x", "http://a/v1x"),
             ("http://[::1]:8000/v1/", "http://[::1]:8000"),
             ("http://[fe80::1]", "http://[fe80::1]"),

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use anyhow::bail;
 
 use super::{
-    Import,
+    Flavor, Import,
     arguments::Given,
     urls::{EngineUrl, addresses, engine_url},
 };
@@ -74,10 +74,8 @@ impl Import<'_> {
 
     fn common(&mut self) -> anyhow::Result<Common> {
         let transport = self.line.last("kv-connector");
-        let splits_vllm = self.engine == "vllm" && self.splits();
         let transport = match transport.map(|given| (given, given.value())) {
-            None if splits_vllm => Some("nixl"),
-            None => None,
+            None => self.default_transport(),
             Some((given, "nixl")) => {
                 self.note_translation(given, Kind::Translated, "transport = \"nixl\"");
                 Some("nixl")
@@ -114,9 +112,13 @@ impl Import<'_> {
         }
         let key = self.line.last("api-key");
         if let Some(given) = key {
-            let ours = "api_key of each worker, in plain text: better { file = \"PATH\" } or { env = \
-                        \"NAME\" }. Clients need no key: see [[auth.keys]]";
-            self.note_translation(given, Kind::Approximated, ours);
+            let of_clients = match self.flavor {
+                Flavor::Sglang => "Clients have to send it, too: its digest is in [[auth.keys]]",
+                _ => "Clients need no key: see [[auth.keys]]",
+            };
+            let ours =
+                "api_key of each worker, in plain text: better { file = \"PATH\" } or { env = \"NAME\" }";
+            self.note_translation(given, Kind::Approximated, format!("{ours}. {of_clients}"));
         }
         Ok(Common {
             engine: self.engine,
@@ -126,6 +128,12 @@ impl Import<'_> {
             block_size,
             api_key: key.map(|given| (given.value().to_owned(), given.flag().to_owned())),
         })
+    }
+
+    /// Returns the connector of a pair whose flags name none.
+    pub(super) fn default_transport(&self) -> Option<&'static str> {
+        let is_unknown = self.line.last("routing-logic").is_some_and(|given| given.note.is_some());
+        (self.engine == "vllm" && self.splits() && !is_unknown).then_some("nixl")
     }
 
     fn add(

@@ -5,7 +5,7 @@ use pointsman_workers::{Candidate, Ineligible, Invariant, Leg, Pause, Pool};
 
 use super::{
     RouteError,
-    no_worker::{self, Phrase, phrase},
+    no_worker::{self, Phrase, phrase, phrase_of},
 };
 mod described;
 mod free_partners;
@@ -269,7 +269,7 @@ fn ineligible_with(
             Refused::Paused(Pause { may_be_tried: pause.may_be_tried && is_free(), ..pause })
         }),
         Some(Ineligible::Stuck) => Some(Refused::Stuck),
-        Some(other) => Some(Refused::Other(phrase(other))),
+        Some(other) => Some(Refused::Other(phrase_of(&candidate.worker, other))),
     }
 }
 

@@ -1,6 +1,6 @@
 //! The message of a leg for which no worker is eligible: how many there are, and what is wrong with them.
 
-use pointsman_workers::{Candidate, Ineligible, Leg, ModelName, WorkerId};
+use pointsman_workers::{Candidate, Ineligible, Leg, ModelName, Worker, WorkerId};
 
 /// Problem of a worker, as a phrase about one worker and about several.
 pub(super) type Phrase = (&'static str, &'static str);
@@ -23,10 +23,21 @@ pub(super) fn phrase(reason: Ineligible) -> Phrase {
     }
 }
 
+/// Returns the phrase for the state of `worker`.
+pub(super) fn phrase_of(worker: &Worker, reason: Ineligible) -> Phrase {
+    match reason {
+        Ineligible::NotReady | Ineligible::Unhealthy if worker.refuses_key() => (
+            "refuses the gateway's key (set api_key of the worker)",
+            "refuse the gateway's key (set api_key of the workers)",
+        ),
+        reason => phrase(reason),
+    }
+}
+
 /// Returns why no worker of `pool` can serve a leg of `model` now, by the workers' own states.
 #[must_use]
 pub fn no_worker_text(model: &ModelName, leg: Leg, pool: &[Candidate]) -> String {
-    text(model, leg, pool, |candidate| candidate.ineligible().map(phrase))
+    text(model, leg, pool, |candidate| candidate.ineligible().map(|why| phrase_of(&candidate.worker, why)))
 }
 
 /// Returns why no worker of `pool` can serve a leg: `why` returns the problem of a candidate.

@@ -39,6 +39,8 @@ use crate::{
 /// Idle connections that are kept for an address. A connection takes about 20 KB, and the first probes of all
 /// workers open many at once.
 const MAX_IDLE: usize = 2;
+/// Name of the gateway's program for engines and proxies before them.
+const USER_AGENT: &str = concat!("pointsman/", env!("CARGO_PKG_VERSION"));
 /// Idle time after which a connection is probed by TCP.
 const KEEPALIVE: Duration = Duration::from_secs(90);
 
@@ -128,12 +130,18 @@ impl Response {
 
     /// Returns whether the gateway does not trust the engine, or the engine the gateway's key.
     pub(super) fn is_refusal(&self) -> bool {
-        match self {
-            Self::Untrusted(_) => true,
-            Self::Status(status, _) => matches!(*status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN),
-            _ => false,
-        }
+        matches!(self, Self::Untrusted(_)) || self.refuses_key()
     }
+
+    /// Returns whether the engine refuses the gateway's key, or asks for one.
+    pub(super) fn refuses_key(&self) -> bool {
+        matches!(self, Self::Status(status, _) if is_key_refused(*status))
+    }
+}
+
+/// Returns whether a status says that the engine asks for a key, or for another one.
+fn is_key_refused(status: StatusCode) -> bool {
+    matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN)
 }
 
 impl Service<Name> for WorkerNames {
@@ -190,7 +198,11 @@ impl ProbeClient {
             StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_IMPLEMENTED => {
                 Response::Absent
             }
-            status => Response::Status(status, format!("GET {url}: status {status}")),
+            status => {
+                let is_key = is_key_refused(status);
+                let advice = if is_key { "; set api_key of the worker to a key of the engine" } else { "" };
+                Response::Status(status, format!("GET {url}: status {status}{advice}"))
+            }
         };
         (response, connection)
     }
@@ -226,7 +238,7 @@ impl ProbeClient {
     ) -> Result<Answered, Response> {
         let at = format!("{method} {url}");
         let failed = |problem: String| Response::Failed(format!("{at}: {problem}"));
-        let mut request = Request::builder().uri(url);
+        let mut request = Request::builder().uri(url).header(http::header::USER_AGENT, USER_AGENT);
         if method == Method::POST {
             request = request.header(http::header::CONTENT_TYPE, "application/json");
         }

@@ -75,7 +75,7 @@ impl Probe {
         let spec = self.worker.spec().clone();
         let mut owner = None;
         let answer = self.get("/v1/models").await;
-        self.worker.set_refused(answer.is_refusal());
+        self.worker.set_refused(answer.is_refusal(), answer.refuses_key());
         match answer.body()? {
             Some(body) => {
                 let list = models::models(&body)?;

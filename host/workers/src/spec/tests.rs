@@ -124,7 +124,12 @@ fn errors_of_a_url_name_the_part_that_is_wrong() {
         ),
         (
             "role=decode,engine=vllm,url=http://a:1/v1/",
-            "url: `http://a:1/v1/`: leave /v1 out; the gateway adds the path of each request",
+            "url: `http://a:1/v1/`: leave /v1 and what follows it out; the gateway adds the path of each request",
+        ),
+        (
+            "role=decode,engine=vllm,url=http://a:1/llm/v1/chat/completions",
+            "url: `http://a:1/llm/v1/chat/completions`: leave /v1 and what follows it out; the gateway adds the \
+             path of each request",
         ),
         (
             "role=decode,engine=vllm,url=http://a:1/b\tc",

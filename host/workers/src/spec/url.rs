@@ -42,8 +42,8 @@ pub(super) fn base_url(url: &str) -> Result<String, SpecError> {
     if port.is_some_and(|port| !port.parse::<u16>().is_ok_and(|port| port > 0)) {
         return problem(": the port is not a number from 1 to 65535");
     }
-    if path.ends_with("/v1") {
-        return problem(": leave /v1 out; the gateway adds the path of each request");
+    if path.ends_with("/v1") || path.contains("/v1/") {
+        return problem(": leave /v1 and what follows it out; the gateway adds the path of each request");
     }
     let port = if port.is_some() { "" } else { default_port };
     Ok(format!("{scheme}{authority}{port}{path}"))

@@ -14,11 +14,13 @@ const MAX_LOADING: Duration = Duration::from_secs(900);
 pub(super) struct Loading {
     since: Instant,
     refused: AtomicBool,
+    key_refused: AtomicBool,
 }
 
 impl Loading {
     pub(super) fn new() -> Self {
-        Self { since: Instant::now(), refused: AtomicBool::new(false) }
+        let no = || AtomicBool::new(false);
+        Self { since: Instant::now(), refused: no(), key_refused: no() }
     }
 }
 
@@ -33,9 +35,16 @@ impl Worker {
             && self.loading.since.elapsed() < MAX_LOADING
     }
 
-    /// Notes whether the engine cannot be verified or refuses the worker's key.
-    pub(crate) fn set_refused(&self, refused: bool) {
+    /// Returns whether the engine refuses the worker's key, or asks for one that the worker does not have.
+    #[must_use]
+    pub fn refuses_key(&self) -> bool {
+        self.loading.key_refused.load(Ordering::Relaxed)
+    }
+
+    /// Notes whether the engine cannot be verified or refuses the worker's key, and whether it is the key.
+    pub(crate) fn set_refused(&self, refused: bool, key_refused: bool) {
         self.loading.refused.store(refused, Ordering::Relaxed);
+        self.loading.key_refused.store(key_refused, Ordering::Relaxed);
     }
 }
 
@@ -49,10 +58,10 @@ mod tests {
         let worker =
             Worker::new(WorkerSpec::parse_flag("role=decode,engine=vllm,url=http://a:1").expect("a worker"));
         assert!(worker.is_loading());
-        worker.set_refused(true);
+        worker.set_refused(true, false);
         // I1.6
         assert!(!worker.is_loading());
-        worker.set_refused(false);
+        worker.set_refused(false, false);
         tokio::time::advance(MAX_LOADING).await;
         // I1.6
         assert!(!worker.is_loading());

@@ -1,0 +1,46 @@
+//! Keys: those that clients have to send, and those that engines get.
+
+use sha2::{Digest as _, Sha256};
+
+use super::{Flavor, Import};
+use crate::report::{Kind, Place};
+
+impl Import<'_> {
+    /// Keys of clients. sglang-router asks them for the key that it sends to engines. Without such a key, the
+    /// routers pass on what clients send, and the engines check it.
+    pub(super) fn keys(&mut self) {
+        let is_of_clients = self.flavor == Flavor::Sglang;
+        match self.line.last("api-key") {
+            Some(given) if is_of_clients => {
+                let section = self.draft.element("auth.keys", format!("{}: clients send it", given.flag()));
+                section.set("id", "router", "").set("digest", digest(given.value()), "");
+            }
+            None if !self.line.has("api-key") => self.forward_authorization(),
+            None if is_of_clients => {
+                let ours = "left out: the value is a variable of a shell or a template: give the value itself. \
+                            Without it, clients need no key: see [[auth.keys]]";
+                for given in self.line.given.iter().filter(|given| given.name == "api-key") {
+                    self.note_translation(given, Kind::Missing, ours);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn forward_authorization(&mut self) {
+        let comment = format!(
+            "as {} does; where engines ask for a key, set api_key of the workers and [[auth.keys]] of the clients",
+            self.flavor.name()
+        );
+        self.draft.set("upstream", "forward_authorization", true, comment);
+        let ours = "upstream.forward_authorization: engines get it, but health checks have none: where engines \
+                    ask for a key, set api_key of the workers, which takes its place, and [[auth.keys]] of the clients";
+        self.report.add(Kind::Approximated, Place::Default, "the clients' header `authorization`", ours);
+    }
+}
+
+/// Returns the digest of a key, as `pointsman key hash` prints it.
+pub(super) fn digest(key: &str) -> String {
+    let digest: String = Sha256::digest(key.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("sha256:{digest}")
+}
