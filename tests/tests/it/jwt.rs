@@ -318,7 +318,7 @@ async fn k2_a_wrong_token_is_refused_with_the_reason() {
     ];
     for (token, reason) in cases {
         let (status, message) = ask(&cluster, &token).await;
-        // K2.2: after ten wrong tokens the address is told so.
+        // K2.2, K1.12: after ten wrong tokens the address is told so.
         let expected = if reason == "it names no tenant" { 403 } else { 401 };
         let told = (status == expected && message.contains(reason)) || status == 429;
         assert!(told, "expected {reason}: {status} {message}");
@@ -331,6 +331,12 @@ async fn k2_a_wrong_token_is_refused_with_the_reason() {
 }
 
 #[tokio::test]
+    let expired = key.token(&claims(json!({"exp": now() - 600})));
+    for _ in 0..2 {
+        // K1.12: the address has sent more than ten wrong tokens, and this one is no guess.
+        let (status, message) = ask(&cluster, &expired).await;
+        assert!(status == 401 && message.contains("it is expired"), "{status} {message}");
+    }
 async fn k2_keys_rotate_and_an_unknown_key_cannot_flood_the_identity_server() {
     let (first, second, third) = (Key::new("k1"), Key::new("k2"), Key::new("forged"));
     let server = IdentityServer::start(&[&first]).await;
@@ -488,3 +494,11 @@ async fn k2_a_role_in_a_token_lets_an_operator_in() {
     let without = cluster.admin.post("/policies/reload", &[], "").await.unwrap();
     assert_eq!(without.status, 401);
 }
+    let expired = format!("Bearer {}", key.token(&claims(json!({"groups": "admins", "exp": 1}))));
+    for _ in 0..12 {
+        // K1.12
+        let headers = [("authorization", &*expired)];
+        let reply = cluster.admin.post("/policies/reload", &headers, "").await.unwrap();
+        let message = String::from_utf8_lossy(&reply.body).into_owned();
+        assert!(reply.status == 401 && message.contains("it is expired"), "{message}");
+    }

@@ -72,6 +72,8 @@ pub(crate) enum TokenError {
     /// The token is wrong: in which way.
     Wrong(&'static str),
     /// The token is valid, and may not: why.
+    /// The token is signed and not valid, or not yet, not any more or not here: why.
+    Invalid(&'static str),
     MayNot(&'static str),
     /// The public keys are not known, or too old.
     NoKeys,
@@ -191,7 +193,8 @@ impl TokenVerifier {
         if !keys.any(|key| key.verifies(algorithm, signed.as_bytes(), &signature)) {
             return Err(TokenError::Wrong("its signature is wrong"));
         }
-        let claims: Map<String, Value> = decoded(claims).ok_or(malformed)?;
+        let claims: Map<String, Value> =
+            decoded(claims).ok_or(TokenError::Invalid("its claims are not JSON"))?;
         self.check(&claims, now())?;
         self.named(&claims, version)
     }
@@ -202,19 +205,19 @@ impl TokenVerifier {
         let number = |name: &str| match claims.get(name) {
             None | Some(Value::Null) => Ok(None),
             Some(value) => {
-                seconds(value).map(Some).ok_or(TokenError::Wrong("`exp` or `nbf` is not a number"))
+                seconds(value).map(Some).ok_or(TokenError::Invalid("`exp` or `nbf` is not a number"))
             }
         };
         let (expires, not_before) = (number("exp")?, number("nbf")?);
-        let missing = TokenError::Wrong("`exp`, `iss` or `aud` is missing");
+        let missing = TokenError::Invalid("`exp`, `iss` or `aud` is missing");
         if expires.ok_or(missing)?.saturating_add(skew) < now {
-            return Err(TokenError::Wrong("it is expired"));
+            return Err(TokenError::Invalid("it is expired"));
         }
         if not_before.is_some_and(|begin| begin > now.saturating_add(skew)) {
-            return Err(TokenError::Wrong("it is not valid yet"));
+            return Err(TokenError::Invalid("it is not valid yet"));
         }
         if claims.get("iss").and_then(Value::as_str).ok_or(missing)? != self.settings.rules.issuer {
-            return Err(TokenError::Wrong("its issuer is not auth.jwt.issuer"));
+            return Err(TokenError::Invalid("its issuer is not auth.jwt.issuer"));
         }
         let ours = |name: &Value| self.settings.rules.audience.iter().any(|own| name.as_str() == Some(own));
         let audience = match claims.get("aud") {
@@ -222,12 +225,12 @@ impl TokenVerifier {
             Some(name @ Value::String(_)) => ours(name),
             _ => return Err(missing),
         };
-        audience.then_some(()).ok_or(TokenError::Wrong("its audience is not one of auth.jwt.audience"))
+        audience.then_some(()).ok_or(TokenError::Invalid("its audience is not one of auth.jwt.audience"))
     }
 
     /// Returns the user that the claims name.
     fn named(&self, claims: &Map<String, Value>, version: u64) -> Result<Verified, TokenError> {
-        let expires = claims.get("exp").and_then(seconds).ok_or(TokenError::Wrong("it never expires"))?;
+        let expires = claims.get("exp").and_then(seconds).ok_or(TokenError::Invalid("it never expires"))?;
         let subject = claims.get("sub").and_then(Value::as_str).unwrap_or_default();
         let subject: Arc<str> = subject.chars().take(MAX_SUBJECT).collect::<String>().into();
         let tenant = match self.settings.rules.tenant_claim.as_str() {
