@@ -1,6 +1,7 @@
 //! Verifies tokens of an identity server (JWT), and says whom they name.
 
 use std::{
+    num::NonZeroU64,
     sync::Arc,
     time::{SystemTime, UNIX_EPOCH},
 };
@@ -13,7 +14,7 @@ use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::caller::{Caller, Operator, Tenant};
+use super::caller::{Caller, CallerId, Operator, Tenant};
 use crate::{
     config::{JwtAlgorithm, JwtSettings, KeySource, Role},
     telemetry::metrics::Metrics,
@@ -41,7 +42,7 @@ pub(crate) struct TokenVerifier {
     /// Salt of the tenants' hashes.
     salt: u64,
     keys: Keys,
-    /// Secret of the digests under which verified tokens are cached.
+    /// Secret of the digests of tokens and subjects.
     secret: [u8; 32],
     verified: Cache<[u8; 32], Arc<Verified>>,
     _stop: DropGuard,
@@ -69,11 +70,11 @@ pub(crate) struct Verified {
 /// Why a token is not accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TokenError {
-    /// The token is wrong: in which way.
+    /// The token is not one of the identity server: why. It may be a guess.
     Wrong(&'static str),
-    /// The token is valid, and may not: why.
     /// The token is signed and not valid, or not yet, not any more or not here: why.
     Invalid(&'static str),
+    /// The token is valid, and may not: why.
     MayNot(&'static str),
     /// The public keys are not known, or too old.
     NoKeys,
@@ -232,7 +233,8 @@ impl TokenVerifier {
     fn named(&self, claims: &Map<String, Value>, version: u64) -> Result<Verified, TokenError> {
         let expires = claims.get("exp").and_then(seconds).ok_or(TokenError::Invalid("it never expires"))?;
         let subject = claims.get("sub").and_then(Value::as_str).unwrap_or_default();
-        let subject: Arc<str> = subject.chars().take(MAX_SUBJECT).collect::<String>().into();
+        let id = CallerId::Subject(self.hash_of_subject(subject));
+        let shown: Arc<str> = subject.chars().take(MAX_SUBJECT).collect::<String>().into();
         let tenant = match self.settings.rules.tenant_claim.as_str() {
             "" => None,
             claim => {
@@ -244,8 +246,8 @@ impl TokenVerifier {
             }
         };
         let role = self.role(claims);
-        let operator = role.map(|role| Operator { id: subject.clone(), role });
-        Ok(Verified { caller: Caller { id: Some(subject), tenant }, operator, expires, version })
+        let operator = role.map(|role| Operator { id: shown, role });
+        Ok(Verified { caller: Caller { id, tenant }, operator, expires, version })
     }
 
     fn role(&self, claims: &Map<String, Value>) -> Option<Role> {
@@ -260,6 +262,12 @@ impl TokenVerifier {
             _ => false,
         };
         if has(&rules.operators) { Some(Role::Operator) } else { has(&rules.viewers).then_some(Role::Viewer) }
+    }
+
+    /// Returns a hash of the whole subject. Only this process can compute it.
+    fn hash_of_subject(&self, subject: &str) -> Option<NonZeroU64> {
+        let digest = Sha256::new_with_prefix(self.secret).chain_update(subject.as_bytes()).finalize();
+        NonZeroU64::new(u64::from_be_bytes(*digest.first_chunk()?))
     }
 
     /// The name under which a token is remembered. Only this process can compute it.
