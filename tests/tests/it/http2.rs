@@ -15,6 +15,7 @@ use pointsman_tests::{
 use pointsman_workers::WorkerSpec;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
+    task::JoinSet,
     time::{Instant, sleep, timeout},
 };
 
@@ -406,6 +407,39 @@ async fn j5_a_stream_whose_window_never_opens_is_ended() {
     let ended: Vec<_> = metrics.lines().filter(counted).collect();
     // J5.6
     assert!(ended.len() == 1 && ended[0].contains("code=\"client_too_slow\""), "{ended:?}");
+}
+
+#[tokio::test]
+async fn i5_a_stream_that_is_read_slowly_is_not_ended() {
+    let fountain = Fountain::start().unwrap();
+    let worker = WorkerSpec::parse_flag(&fountain.flag()).unwrap();
+    let secure = Secure::start(TestClusterBuilder::new(), |config| {
+        config.workers.push(worker);
+        config.timeouts.client_write = Duration::from_secs(1);
+    })
+    .await;
+    let fields = [&[0x83, 0x87, 0x04, u8::try_from(CHAT.len()).unwrap()], CHAT.as_bytes()].concat();
+    let no_window = frame(4, 0, 0, &[0, 4, 0, 0, 0, 0]);
+    let frames = [no_window, frame(1, 4, 1, &fields), frame(0, 1, 1, chat(9).as_bytes())].concat();
+    let (mut reading, mut writing) = tokio::io::split(secure.raw(&frames).await);
+    let mut reset = JoinSet::new();
+    reset.spawn(async move {
+        let mut head = [0; 9];
+        while head[3] != 3 {
+            reading.read_exact(&mut head).await.unwrap();
+            reading
+                .read_exact(&mut vec![0; usize::from(u16::from_be_bytes([head[1], head[2]]))])
+                .await
+                .unwrap();
+        }
+    });
+    for _ in 0..20 {
+        // 10 kB a second
+        writing.write_all(&frame(8, 0, 1, &2_000_u32.to_be_bytes())).await.unwrap();
+        sleep(Duration::from_millis(200)).await;
+        // I5.6
+        assert!(reset.try_join_next().is_none(), "the stream was ended");
+    }
 }
 
 #[tokio::test]
