@@ -173,7 +173,7 @@ impl Worker {
             engine_ids: ArcSwapOption::empty(),
             breaker: Breaker::new(BreakerRules::WORKER),
             back_pressure: BackPressure::new(),
-            refusing: Refusing::default(),
+            refusing: Refusing::new(),
             learned_limit: LearnedLimit::new(),
             warm_up: WarmUp::new(warm_ups),
             activity: Activity::new(),

@@ -140,6 +140,13 @@ fn reasons(readiness: &Readiness, state: &State, snapshot: &Snapshot) -> Vec<Str
         Some(format!("worker {} gets no request: {state}{problem}", worker.id()))
     });
     reasons.extend(workers);
+    let refusing = snapshot.workers().iter().filter(|worker| worker.refuses_key());
+    reasons.extend(refusing.map(|worker| {
+        format!(
+            "the engine of worker {} refuses the gateway's key: check `api_key` of the worker",
+            worker.id()
+        )
+    }));
     let more = reasons.len().saturating_sub(MAX_REASONS);
     if more > 0 {
         reasons.truncate(MAX_REASONS);
