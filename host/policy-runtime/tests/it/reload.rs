@@ -189,6 +189,24 @@ fn a_removed_file_gives_the_slot_back_to_its_default() {
 }
 
 #[test]
+fn n7_a_link_to_no_file_removes_nothing() {
+    let managed = managed("{}");
+    fs::create_dir(managed.path(".release")).unwrap();
+    fs::write(managed.path(".release/prefill.wasm"), HOSTILE).unwrap();
+    std::os::unix::fs::symlink(".release/prefill.wasm", managed.path("prefill.wasm")).unwrap();
+    let good = managed.until(|slot, _| slot.policy == "hostile");
+    fs::rename(managed.path(".release"), managed.path(".away")).unwrap();
+    let refused = managed.until(|slot, _| slot.refusals.iter().any(|one| one.in_force));
+    // N7.16
+    assert_eq!((refused.policy.as_str(), refused.generation), ("hostile", good.generation));
+    let problem = "the file cannot be read: it is a link to a file that does not exist;";
+    assert!(refused.refusals[0].message.starts_with(problem), "{refused:?}");
+    fs::rename(managed.path(".away"), managed.path(".release")).unwrap();
+    let back = managed.until(|slot, _| slot.refusals.iter().all(|one| !one.in_force));
+    assert_eq!((back.policy.as_str(), back.generation), ("hostile", good.generation));
+}
+
+#[test]
 fn n7_a_directory_that_is_away_removes_nothing_and_is_watched_again() {
     // Only the watch can notice a change in time.
     let spec = SlotSpec::of(Rank::Native(NativeMode::LeastLoaded));
