@@ -127,7 +127,7 @@ fn a_broken_file_is_refused_and_the_last_good_one_kept() {
     assert_eq!((after.generation, after.refusals[0].kind), (good.generation, "not_wasm"));
     assert_eq!(
         after.refusals[0].message,
-        "not WebAssembly: the file starts with \"garbage\"; \
+        "not WebAssembly: the file is 7 bytes of an unknown type; \
          expected a component or a core module with WIT metadata"
     );
     // The same bytes are not tried again.
