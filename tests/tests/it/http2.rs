@@ -443,6 +443,43 @@ async fn i5_a_stream_that_is_read_slowly_is_not_ended() {
 }
 
 #[tokio::test]
+async fn i7_a_request_of_http_2_has_one_host_and_one_length() {
+    let builder = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated);
+    let secure = Secure::start(builder, |_| {}).await;
+    // GET, https, the path, and indexed fields of the answer: 200 and 400.
+    let (ok, refused) = (0x88, 0x8c);
+    for (fields, status) in [
+        (&[("content-length", "0")][..], ok),
+        (&[("content-length", "0"), ("content-length", "0")], refused),
+        (&[("host", "a")], ok),
+        (&[("host", "a"), ("host", "b")], refused),
+        (&[("host", "u@a")], refused),
+    ] {
+        let mut head = [&[0x82, 0x87, 0x04, 8], &b"/version"[..]].concat();
+        for (name, value) in fields {
+            // A literal with a new name.
+            head.push(0);
+            for text in [name, value] {
+                head.push(u8::try_from(text.len()).unwrap());
+                head.extend(text.as_bytes());
+            }
+        }
+        let mut stream = secure.raw(&frame(1, 5, 1, &head)).await;
+        let answered = loop {
+            let mut head = [0; 9];
+            timeout(LIMIT, stream.read_exact(&mut head)).await.unwrap().unwrap();
+            let mut payload = vec![0; usize::from(u16::from_be_bytes([head[1], head[2]]))];
+            stream.read_exact(&mut payload).await.unwrap();
+            if head[3] == 1 {
+                break payload[0];
+            }
+        };
+        // I7.9
+        assert_eq!(answered, status, "{fields:?}");
+    }
+}
+
+#[tokio::test]
 async fn j5_no_reset_follows_an_early_refusal() {
     let builder = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated);
     let secure = Secure::start(builder, |_| {}).await;
