@@ -255,7 +255,7 @@ fn parsed(text: &str) -> Result<KeyFile, String> {
     }
 }
 
-/// Returns the files of a directory with keys and the links that lead to no file, and the backups beside them.
+/// Returns the files of a directory with keys and the links that lead to no file, and the backups there.
 pub(super) fn files_of(dir: &Path) -> Result<(BTreeSet<PathBuf>, BTreeSet<PathBuf>), String> {
     let (mut files, mut backups) = (BTreeSet::new(), BTreeSet::new());
     for entry in fs::read_dir(dir).map_err(|error| error.to_string())? {

@@ -10,9 +10,9 @@ use crate::config::Problem;
 pub(super) const CLIENT_SEND_BUFFER: u32 = 128 * 1024;
 /// Bytes that the kernel buffers for an operator that does not read.
 pub(super) const ADMIN_SEND_BUFFER: u32 = 64 * 1024;
-/// Unsent bytes from which on the kernel reports that it accepts no more. It reports that it accepts more when
-/// half of them are left, and otherwise when a third of the send buffer is free, for which a slow client needs
-/// longer than it may accept nothing.
+/// Unsent bytes from which on the kernel reports that it accepts no more. It reports that it accepts more
+/// when half of them are left. Without this limit it does when a third of the send buffer is free, for which
+/// a slow client needs longer than it may accept nothing.
 const UNSENT: u32 = 16 * 1024;
 /// Connections that wait to be accepted.
 const BACKLOG: u32 = 1024;

@@ -1,5 +1,5 @@
-//! Heads that a proxy and the gateway may read differently: the host of a request (RFC 9112, 3.2), and where its
-//! body ends (6.1), which can hide a second request.
+//! Heads that a proxy and the gateway may read differently: the host of a request (RFC 9112, 3.2), and where
+//! its body ends (6.1), which can hide a second request.
 
 use hyper::{
     Request, Response, Version,
@@ -10,9 +10,9 @@ use hyper::{
 use super::{connected::AnswerBody, request_id};
 use crate::{openai::error::ApiError, orchestrate::relay::Answer};
 
-/// Refuses a request that does not name one host, or whose body has another coding than chunks or, over HTTP/2,
-/// several lengths. Ends its connection, or only its stream of HTTP/2. Lengths that differ do not get here over
-/// HTTP/1: the HTTP server refuses them.
+/// Refuses a request that does not name one host, or whose body has another coding than chunks or, over
+/// HTTP/2, several lengths. Ends its connection, or only its stream of HTTP/2. Lengths that differ do not get
+/// here over HTTP/1: the HTTP server refuses them.
 pub(super) fn refusal<B>(request: &Request<B>) -> Option<Response<AnswerBody>> {
     let (version, headers) = (request.version(), request.headers());
     let is_http2 = version == Version::HTTP_2;

@@ -65,8 +65,8 @@ fn warn_of_loop(spec: &WorkerSpec) {
     }
 }
 
-/// Returns the client's error, and reports the worker, if its engine refused the key of the gateway. Where the
-/// engine got the client's key, its answer is for the client.
+/// Returns the client's error, and reports the worker, if its engine refused the key of the gateway. Where
+/// the engine got the client's key, its answer is for the client.
 pub(super) fn refused_key(state: &State, worker: &Worker, error: &CallError) -> Option<ApiError> {
     let is_of_key = |status: StatusCode| matches!(status.as_u16(), 401 | 407);
     let status = match error {

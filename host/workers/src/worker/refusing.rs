@@ -78,8 +78,8 @@ impl Worker {
         Doubt(self.clone())
     }
 
-    /// Reports that the engine refused the key that the gateway sent. Returns how many such reports had no line
-    /// in the log since the last one, if a line is due.
+    /// Reports that the engine refused the key that the gateway sent. Returns how many such reports had no
+    /// line in the log since the last one, if a line is due.
     pub fn note_refused_key(&self) -> Option<u64> {
         self.refusing.key.store(true, Ordering::Relaxed);
         self.refusing.key_lines.due()

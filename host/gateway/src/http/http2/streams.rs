@@ -22,7 +22,7 @@ use crate::{
     orchestrate::client_connection::ClientConnection,
 };
 
-/// Largest piece of an answer, bytes. A client has to take one within the time in which it may accept nothing.
+/// Largest piece of an answer, bytes. A client has to take it in the time in which it may accept nothing.
 const PIECE: usize = 4 * 1024;
 /// Time in which abandoned requests are counted together.
 const WINDOW: Duration = Duration::from_secs(10);

@@ -1,5 +1,5 @@
-//! Parts of a form (RFC 7578). The gateway and an engine have to read the same fields, and their parsers differ
-//! where a form departs from what browsers and HTTP libraries write. So a form that departs is refused.
+//! Parts of a form (RFC 7578). The gateway and an engine have to read the same fields, and their parsers
+//! differ where a form departs from what browsers and HTTP libraries write. Such a form is refused.
 
 use memchr::memmem;
 
