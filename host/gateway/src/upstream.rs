@@ -302,11 +302,11 @@ impl CallError {
     }
 
     /// Returns whether a refusal may be about the worker and not about the request: it has unloaded the model
-    /// or the adapter (404), has another key (401), takes its client for gone (499), or is a gateway that the
-    /// request passed before (508).
+    /// or the adapter (404), has another key (401, 407), takes its client for gone (499), or is a gateway
+    /// that the request passed before (508).
     #[must_use]
     pub(crate) fn is_of_worker(&self) -> bool {
-        matches!(self, Self::Status { status, .. } if matches!(status.as_u16(), 401 | 404 | 499 | 508))
+        matches!(self, Self::Status { status, .. } if matches!(status.as_u16(), 401 | 404 | 407 | 499 | 508))
     }
 
     /// Returns whether the engine refused the request as the client's error. Engines answer 501 to what their

@@ -30,6 +30,20 @@ const PACKAGE: &str = "pointsman:policy/";
 /// Prefix of the contract versions that this host serves.
 const VERSION: &str = "0.1.";
 
+/// How files begin that are taken for policies, and what they are.
+const KNOWN: [(&[u8], &str); 10] = [
+    (b"\0asm", "cut off, or of another version of WebAssembly"),
+    (b"\x7fELF", "a native program or library (ELF)"),
+    (b"\x1f\x8b", "compressed (gzip)"),
+    (b"\x28\xb5\x2f\xfd", "compressed (zstd)"),
+    (b"PK\x03\x04", "an archive (zip)"),
+    (b"(component", "WebAssembly text"),
+    (b"(module", "WebAssembly text"),
+    (b"<!DOCTYPE", "a page (HTML)"),
+    (b"<html", "a page (HTML)"),
+    (b"version https://git-lfs", "a pointer of Git LFS"),
+];
+
 /// Returns the component in `bytes`. A core module with embedded WIT metadata is encoded as a component.
 pub(crate) fn component<'a>(bytes: &'a [u8], limits: &Limits) -> Result<Cow<'a, [u8]>, Refusal> {
     if bytes.len() > limits.file_bytes {
@@ -53,12 +67,13 @@ pub(crate) fn component<'a>(bytes: &'a [u8], limits: &Limits) -> Result<Cow<'a, 
             }
         }
         _ => {
-            let head = bytes.get(..16).unwrap_or(bytes);
-            Err(Refusal::NotWasm(if head.is_empty() {
-                "nothing, it is empty".to_owned()
-            } else {
-                format!("\"{}\"", head.escape_ascii())
-            }))
+            // The file may be a link to a secret, and viewers see the refusal.
+            let known = KNOWN.iter().find(|(begin, _)| bytes.starts_with(begin)).map(|(_, kind)| *kind);
+            let unknown = || match bytes.len() {
+                0 => "empty".to_owned(),
+                length => format!("{length} bytes of an unknown type"),
+            };
+            Err(Refusal::NotWasm(known.map_or_else(unknown, str::to_owned)))
         }
     }
 }

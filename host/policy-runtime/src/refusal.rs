@@ -34,9 +34,7 @@ pub enum Refusal {
         limit: u64,
     },
     /// The file does not begin as WebAssembly does.
-    #[error(
-        "not WebAssembly: the file starts with {0}; expected a component or a core module with WIT metadata"
-    )]
+    #[error("not WebAssembly: the file is {0}; expected a component or a core module with WIT metadata")]
     NotWasm(String),
     /// A core module without embedded WIT metadata, or with metadata that does not fit it.
     #[error("the core module cannot be made a component: {0}; build it with `pointsman policy build`")]

@@ -180,7 +180,7 @@ impl Worker {
             breaker: Breaker::new(BreakerRules::WORKER),
             outcomes: AtomicU64::new(0),
             back_pressure: BackPressure::new(),
-            refusing: Refusing::default(),
+            refusing: Refusing::new(),
             learned_limit: LearnedLimit::new(),
             warm_up: WarmUp::new(warm_ups),
             activity: Activity::new(),

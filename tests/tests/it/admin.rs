@@ -198,6 +198,26 @@ async fn with_the_token_a_change_needs_neither_a_name_nor_json() {
 }
 
 #[tokio::test]
+async fn k1_wrong_keys_from_a_trusted_proxy_do_not_slow_its_clients_down() {
+    let cluster = TestClusterBuilder::new()
+        .config(|config| {
+            config.auth.keys = pointsman_tests::client_keys(&[("sk-1", "")]);
+            config.auth.trusted_proxies = vec!["127.0.0.0/8".to_owned()];
+        })
+        .sim(Dialect::Vllm, Role::Aggregated)
+        .start()
+        .await
+        .unwrap();
+    for number in 0..12 {
+        let wrong = [("authorization", "Bearer wrong")];
+        let reply = cluster.client.post("/v1/completions", &wrong, "{}").await.unwrap();
+        // K1.12
+        assert_eq!((reply.status.as_u16(), reply.code()), (401, "unauthorized".to_owned()), "{number}");
+    }
+    assert_eq!(cluster.metric("pointsman_wrong_keys_total{reason=\"clients\"}").await.unwrap(), [12.0]);
+}
+
+#[tokio::test]
 async fn repeated_wrong_keys_are_slowed_down_and_right_ones_are_not() {
     let cluster = TestClusterBuilder::new()
         .config(|config| {

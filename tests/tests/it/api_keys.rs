@@ -251,6 +251,33 @@ async fn k1_the_status_names_keys_that_are_missing() {
 }
 
 #[tokio::test]
+async fn k1_a_backup_of_a_key_file_opens_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let entry =
+        |id: &str, key: &str| format!("[[auth.keys]]\nid = '{id}'\ndigest = '{}'\n", KeyDigest::sha256(key));
+    std::fs::write(dir.path().join("team-a"), entry("a", "first")).unwrap();
+    let cluster = with_key_dir(dir.path()).await;
+    assert_eq!(with_key(&cluster, "first").await, ok());
+    // The key of team a is replaced, and an editor keeps the file as it was.
+    for backup in ["team-a~", "team-a.bak", "team-a.swp", "team-a.RPMSAVE", "team-a.dpkg-old", "#team-a#"] {
+        std::fs::rename(dir.path().join("team-a"), dir.path().join(backup)).unwrap();
+        std::fs::write(dir.path().join("team-a"), entry("a2", "second")).unwrap();
+        cluster.gateway.reload().await.unwrap();
+        // K1.11
+        assert_eq!(with_key(&cluster, "first").await.0, 401, "{backup}");
+        assert_eq!(with_key(&cluster, "second").await, ok());
+        let status = cluster.admin.get("/status").await.unwrap().json().unwrap();
+        let told = format!("names are those of backups (1), and their keys are refused: `{backup}`;");
+        assert!(status["reasons"].to_string().contains(&told), "{}", status["reasons"]);
+        std::fs::rename(dir.path().join(backup), dir.path().join("team-a")).unwrap();
+        cluster.gateway.reload().await.unwrap();
+        assert_eq!(with_key(&cluster, "first").await, ok());
+    }
+    let status = cluster.admin.get("/status").await.unwrap().json().unwrap();
+    assert!(!status["reasons"].to_string().contains("backups"), "{}", status["reasons"]);
+}
+
+#[tokio::test]
 async fn k1_a_changed_key_file_is_noticed() {
     let dir = tempfile::tempdir().unwrap();
     let (config, keys, digest) =

@@ -46,7 +46,7 @@ async fn i_every_4xx_of_an_engine_reaches_the_client_with_its_code_and_body() {
     let cluster =
         TestClusterBuilder::new().config(|config| config.workers.push(worker)).start().await.unwrap();
     // 429 is back-pressure.
-    for code in [400, 401, 402, 403, 404, 405, 409, 413, 415, 422, 451] {
+    for code in [400, 402, 403, 404, 405, 409, 413, 415, 422, 451] {
         for stream in [false, true] {
             let prompt = format!("status-{code}");
             let body = json!({"model": "tiny", "prompt": prompt, "stream": stream}).to_string();
@@ -60,6 +60,65 @@ async fn i_every_4xx_of_an_engine_reaches_the_client_with_its_code_and_body() {
         }
     }
     cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn i2_a_refusal_of_the_gateways_key_is_an_error_of_the_gateway() {
+    let refuses = Arc::new(AtomicBool::new(true));
+    let script = {
+        let refuses = refuses.clone();
+        move |request: &RawRequest| match request.line.as_str() {
+            "GET /v1/models" => vec![Act::Send(json(r#"{"data":[{"id":"tiny"}]}"#))],
+            line if line.starts_with("GET") => vec![Act::Send(json("{}"))],
+            _ if refuses.load(Ordering::Relaxed) => {
+                let status = if request.body.contains("407") { "407 Refused" } else { "401 Unauthorized" };
+                vec![Act::Send(raw_engine::status(status, r#"{"error":"Unauthorized"}"#))]
+            }
+            _ => vec![Act::Send(json(r#"{"choices":[{"index":0,"text":"x","finish_reason":"stop"}]}"#))],
+        }
+    };
+    let engine = RawEngine::start(script).await.unwrap();
+    let start = async |key: &str, forwards: bool| {
+        let flag = format!("id=1,role=aggregated,engine=openai,url=http://{}{key}", engine.address);
+        let worker = WorkerSpec::parse_flag(&flag).unwrap();
+        let builder = TestClusterBuilder::new().config(|config| {
+            config.workers.push(worker);
+            config.upstream.forward_authorization = forwards;
+        });
+        builder.start().await.unwrap()
+    };
+    let post = async |cluster: &TestCluster, prompt: &str| {
+        let body = json!({"model": "tiny", "prompt": prompt}).to_string();
+        let reply =
+            cluster.client.post(COMPLETIONS, &[("authorization", "Bearer mine")], body).await.unwrap();
+        assert_eq!(reply.headers.get("www-authenticate"), None, "the engine sent none");
+        (reply.status.as_u16(), String::from_utf8_lossy(&reply.body).into_owned())
+    };
+    let reasons = async |cluster: &TestCluster| {
+        cluster.admin.get("/status").await.unwrap().json().unwrap()["reasons"].to_string()
+    };
+    for (key, forwards) in [("", false), (",api_key=old", false), (",api_key=old", true)] {
+        let cluster = start(key, forwards).await;
+        for prompt in ["401", "407"] {
+            let (status, text) = post(&cluster, prompt).await;
+            // I2.15
+            assert!(
+                status == 502 && text.contains("the engine refused the gateway's key"),
+                "{status} {text}"
+            );
+        }
+        let told = "the engine of worker 1 refuses the gateway's key: check `api_key`";
+        assert!(reasons(&cluster).await.contains(told), "{}", reasons(&cluster).await);
+        refuses.store(false, Ordering::Relaxed);
+        assert_eq!(post(&cluster, "401").await.0, 200);
+        assert!(!reasons(&cluster).await.contains("refuses the gateway's key"));
+        refuses.store(true, Ordering::Relaxed);
+        cluster.at_rest().await.unwrap();
+    }
+    // I2.15: the client's own key
+    let cluster = start("", true).await;
+    assert_eq!(post(&cluster, "401").await, (401, r#"{"error":"Unauthorized"}"#.to_owned()));
+    assert!(!reasons(&cluster).await.contains("refuses the gateway's key"));
 }
 
 #[tokio::test]

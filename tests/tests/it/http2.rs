@@ -15,6 +15,7 @@ use pointsman_tests::{
 use pointsman_workers::WorkerSpec;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
+    task::JoinSet,
     time::{Instant, sleep, timeout},
 };
 
@@ -407,6 +408,76 @@ async fn j5_a_stream_whose_window_never_opens_is_ended() {
     let ended: Vec<_> = metrics.lines().filter(counted).collect();
     // J5.6
     assert!(ended.len() == 1 && ended[0].contains("code=\"client_too_slow\""), "{ended:?}");
+}
+
+#[tokio::test]
+async fn i5_a_stream_that_is_read_slowly_is_not_ended() {
+    let fountain = Fountain::start().unwrap();
+    let worker = WorkerSpec::parse_flag(&fountain.flag()).unwrap();
+    let secure = Secure::start(TestClusterBuilder::new(), |config| {
+        config.workers.push(worker);
+        config.timeouts.client_write = Duration::from_secs(1);
+    })
+    .await;
+    let fields = [&[0x83, 0x87, 0x04, u8::try_from(CHAT.len()).unwrap()], CHAT.as_bytes()].concat();
+    let no_window = frame(4, 0, 0, &[0, 4, 0, 0, 0, 0]);
+    let frames = [no_window, frame(1, 4, 1, &fields), frame(0, 1, 1, chat(9).as_bytes())].concat();
+    let (mut reading, mut writing) = tokio::io::split(secure.raw(&frames).await);
+    let mut reset = JoinSet::new();
+    reset.spawn(async move {
+        let mut head = [0; 9];
+        while head[3] != 3 {
+            reading.read_exact(&mut head).await.unwrap();
+            reading
+                .read_exact(&mut vec![0; usize::from(u16::from_be_bytes([head[1], head[2]]))])
+                .await
+                .unwrap();
+        }
+    });
+    for _ in 0..20 {
+        // 10 kB a second
+        writing.write_all(&frame(8, 0, 1, &2_000_u32.to_be_bytes())).await.unwrap();
+        sleep(Duration::from_millis(200)).await;
+        // I5.6
+        assert!(reset.try_join_next().is_none(), "the stream was ended");
+    }
+}
+
+#[tokio::test]
+async fn i7_a_request_of_http_2_has_one_host_and_one_length() {
+    let builder = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated);
+    let secure = Secure::start(builder, |_| {}).await;
+    // GET, https, the path, and indexed fields of the answer: 200 and 400.
+    let (ok, refused) = (0x88, 0x8c);
+    for (fields, status) in [
+        (&[("content-length", "0")][..], ok),
+        (&[("content-length", "0"), ("content-length", "0")], refused),
+        (&[("host", "a")], ok),
+        (&[("host", "a"), ("host", "b")], refused),
+        (&[("host", "u@a")], refused),
+    ] {
+        let mut head = [&[0x82, 0x87, 0x04, 8], &b"/version"[..]].concat();
+        for (name, value) in fields {
+            // A literal with a new name.
+            head.push(0);
+            for text in [name, value] {
+                head.push(u8::try_from(text.len()).unwrap());
+                head.extend(text.as_bytes());
+            }
+        }
+        let mut stream = secure.raw(&frame(1, 5, 1, &head)).await;
+        let answered = loop {
+            let mut head = [0; 9];
+            timeout(LIMIT, stream.read_exact(&mut head)).await.unwrap().unwrap();
+            let mut payload = vec![0; usize::from(u16::from_be_bytes([head[1], head[2]]))];
+            stream.read_exact(&mut payload).await.unwrap();
+            if head[3] == 1 {
+                break payload[0];
+            }
+        };
+        // I7.9
+        assert_eq!(answered, status, "{fields:?}");
+    }
 }
 
 #[tokio::test]

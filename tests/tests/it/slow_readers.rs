@@ -12,7 +12,7 @@ use pointsman_tests::{
 };
 use pointsman_workers::WorkerSpec;
 use tokio::{
-    io::AsyncWriteExt as _,
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
     time::{Instant, sleep, timeout},
 };
@@ -80,6 +80,22 @@ async fn clients_that_do_not_read_hold_few_bytes_and_are_ended() {
     let ended = "pointsman_client_connections_ended_total{reason=\"write_timeout\"}";
     assert_eq!(cluster.until_counted(ended, 25.0).await.unwrap(), 25.0);
     drop(clients);
+}
+
+#[tokio::test]
+async fn a_client_that_reads_slowly_is_not_ended() {
+    let (cluster, fountain) = fountain(|config| config.timeouts.client_write = Duration::from_secs(2)).await;
+    let mut client = begin(&cluster, STREAM).await;
+    let started = Instant::now();
+    // More than the client's window of 32 KiB in each two seconds, and less than a third of the send buffer.
+    let mut ticks = tokio::time::interval(Duration::from_millis(100));
+    while started.elapsed() < Duration::from_secs(9) {
+        ticks.tick().await;
+        let read = client.read(&mut [0; 2_400]).await.unwrap();
+        // I5.6
+        assert!(read > 0, "the connection was ended after {:?}", started.elapsed());
+    }
+    assert_eq!(fountain.streams(), 1);
 }
 
 #[tokio::test]

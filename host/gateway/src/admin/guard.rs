@@ -37,15 +37,14 @@ pub(super) async fn guard(
     let peer = sender.address;
     let change = Change::of(&request, peer);
     let (operator, found) = match operator_of(&state, request.headers(), &sender).await {
-        Ok(operator) => (operator, Ok(false)),
-        Err(ApiError::NotOperator) => (None, Ok(true)),
+        Ok(operator) => (operator, Ok(None)),
+        Err(error @ (ApiError::NotOperator | ApiError::WrongToken(_))) => (None, Ok(Some(error))),
         Err(error) => (None, Err(error)),
     };
     let (method, path) = (request.method(), request.uri().path());
     let by = operator.as_ref();
     let headers = request.headers();
-    let allowed =
-        found.and_then(|lacks_role| allowed(&state.settings, method, path, headers, (by, lacks_role)));
+    let allowed = found.and_then(|problem| allowed(&state.settings, method, path, headers, (by, problem)));
     let response = match allowed {
         Ok(()) => {
             request.extensions_mut().insert(MayChange(may_change(&state.settings, by)));
@@ -80,7 +79,7 @@ fn allowed(
     method: &Method,
     path: &str,
     headers: &HeaderMap,
-    (operator, lacks_role): (Option<&Operator>, bool),
+    (operator, problem): (Option<&Operator>, Option<ApiError>),
 ) -> Result<(), ApiError> {
     let reads = is_read(method);
     let is_health = matches!(path, "/healthz" | "/readyz");
@@ -99,8 +98,7 @@ fn allowed(
         || (reads && (is_health || !settings.admin_token_reads || super::page::is_of(path)));
     if !open && operator.is_none() {
         return Err(match bearer(headers)? {
-            Some(_) if lacks_role => ApiError::NotOperator,
-            Some(_) => ApiError::WrongAdminToken,
+            Some(_) => problem.unwrap_or(ApiError::WrongAdminToken),
             None => ApiError::NoAdminToken,
         });
     }

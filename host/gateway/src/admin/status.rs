@@ -142,6 +142,13 @@ fn reasons(readiness: &Readiness, state: &State, snapshot: &Snapshot) -> Vec<Str
     reasons.extend(workers);
     let no_events = |id: WorkerId| Some(format!("worker {id}: {}", state.feeds.problem(id)?));
     reasons.extend(snapshot.workers().iter().filter_map(|worker| no_events(worker.id())));
+    let refusing = snapshot.workers().iter().filter(|worker| worker.refuses_key());
+    reasons.extend(refusing.map(|worker| {
+        format!(
+            "the engine of worker {} refuses the gateway's key: check `api_key` of the worker",
+            worker.id()
+        )
+    }));
     let more = reasons.len().saturating_sub(MAX_REASONS);
     if more > 0 {
         reasons.truncate(MAX_REASONS);

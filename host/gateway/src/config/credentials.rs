@@ -24,6 +24,9 @@ const MAX_KEYS: usize = 100_000;
 const MAX_FILES: usize = 10_000;
 /// Maximum size of a file with a digest, and of a file of the directory, bytes.
 const MAX_FILE_BYTES: u64 = 1024 * 1024;
+/// Endings of the names of files that editors and other tools leave beside a file that they change.
+const BACKUP_ENDINGS: [&str; 12] =
+    ["bak", "backup", "old", "orig", "rej", "save", "swp", "swo", "swx", "swn", "tmp", "new"];
 /// Maximum length of an id, bytes.
 const MAX_ID: usize = 64;
 
@@ -40,6 +43,8 @@ pub(crate) struct Credentials {
     pub(crate) jwt: Option<JwtSettings>,
     /// Number of links in the directory of key files that lead to no file.
     pub(crate) dangling_links: usize,
+    /// Names of the files of that directory that are not read, because they look like backups.
+    pub(crate) backups: BTreeSet<String>,
 }
 
 /// An API key.
@@ -99,6 +104,7 @@ struct Seen {
 struct Reader {
     problems: Vec<Problem>,
     dangling_links: usize,
+    backups: BTreeSet<String>,
 }
 
 impl Credentials {
@@ -111,7 +117,8 @@ impl Credentials {
         let operators = reader.operators(config);
         let jwt = auth.jwt.as_ref().and_then(|jwt| reader.jwt(jwt));
         problems.append(&mut reader.problems);
-        Self { keys, dir_keys, operators, jwt, dangling_links: reader.dangling_links }
+        let Reader { dangling_links, backups, .. } = reader;
+        Self { keys, dir_keys, operators, jwt, dangling_links, backups }
     }
 
     /// Reports the keys of the configuration that differ in `new`, or whose files do.
@@ -190,11 +197,15 @@ impl Reader {
         Some(KeySettings { id: id.clone(), tenant, digest })
     }
 
-    /// Reads the files of the directory, in the order of their names. Hidden ones are left out.
+    /// Reads the files of the directory, in the order of their names. Hidden ones and backups are left out.
     fn key_dir(&mut self, dir: &Path, seen: &mut Seen) -> Vec<KeySettings> {
         let mut keys = Vec::new();
         let files = match files_of(dir) {
-            Ok(files) => files,
+            Ok((files, backups)) => {
+                let names = backups.iter().filter_map(|file| file.file_name());
+                self.backups = names.map(|name| name.to_string_lossy().into_owned()).collect();
+                files
+            }
             Err(error) => {
                 self.add("auth.key_dir", format!("cannot read `{}`: {error}", dir.display()));
                 return keys;
@@ -244,9 +255,9 @@ fn parsed(text: &str) -> Result<KeyFile, String> {
     }
 }
 
-/// Returns the files of a directory with keys, and the links that lead to no file.
-pub(super) fn files_of(dir: &Path) -> Result<BTreeSet<PathBuf>, String> {
-    let mut files = BTreeSet::new();
+/// Returns the files of a directory with keys and the links that lead to no file, and the backups there.
+pub(super) fn files_of(dir: &Path) -> Result<(BTreeSet<PathBuf>, BTreeSet<PathBuf>), String> {
+    let (mut files, mut backups) = (BTreeSet::new(), BTreeSet::new());
     for entry in fs::read_dir(dir).map_err(|error| error.to_string())? {
         let entry = entry.map_err(|error| error.to_string())?;
         let hidden = entry.file_name().as_encoded_bytes().starts_with(b".");
@@ -254,12 +265,24 @@ pub(super) fn files_of(dir: &Path) -> Result<BTreeSet<PathBuf>, String> {
         if hidden || !(entry.path().is_file() || is_dangling()) {
             continue;
         }
-        files.insert(entry.path());
-        if files.len() > MAX_FILES {
+        let kind = if is_backup(&entry.file_name().to_string_lossy()) { &mut backups } else { &mut files };
+        kind.insert(entry.path());
+        if files.len() + backups.len() > MAX_FILES {
             return Err(format!("more than {MAX_FILES} files"));
         }
     }
-    Ok(files)
+    Ok((files, backups))
+}
+
+/// Returns whether an editor or a package manager leaves files of this name. Such a file holds the keys from
+/// before a change, which may be revoked.
+fn is_backup(name: &str) -> bool {
+    let (_, ending) = name.rsplit_once('.').unwrap_or_default();
+    let ending = ending.to_ascii_lowercase();
+    name.ends_with('~')
+        || name.starts_with('#')
+        || BACKUP_ENDINGS.contains(&&*ending)
+        || ["dpkg-", "rpm", "ucf-"].iter().any(|tool| ending.starts_with(tool))
 }
 
 /// Reads a regular file of limited size.

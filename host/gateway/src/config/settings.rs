@@ -6,6 +6,9 @@ use pointsman_config_file::{Changes, Compared as _};
 
 use super::{Config, credentials::Credentials};
 
+/// Maximum number of names of backups in a message.
+const MAX_BACKUPS_SHOWN: usize = 10;
+
 /// A validated configuration, and what the files that it names contain.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -49,7 +52,7 @@ impl Settings {
         self.server.admin_token.is_some() || self.auth.knows_operators()
     }
 
-    /// Says which clients are refused because keys of `auth.key_dir` seem to be missing.
+    /// Says which keys seem to be missing in `auth.key_dir`, and which of its files are not read.
     #[must_use]
     pub(crate) fn missing_keys(&self) -> Vec<String> {
         let none = "`auth.key_dir` holds no key: every client is refused".to_owned();
@@ -58,7 +61,15 @@ impl Settings {
             "`auth.key_dir` has links that lead to no file ({count}), and their keys are refused: restore the files, \
              or remove the links"
         );
-        let told = [(self.refuses_every_client(), none), (count > 0, links)];
+        let backups = &self.credentials.backups;
+        let shown: Vec<&str> = backups.iter().take(MAX_BACKUPS_SHOWN).map(String::as_str).collect();
+        let names = format!(
+            "`auth.key_dir` has files whose names are those of backups ({}), and their keys are refused: `{shown}`; \
+             remove or rename them",
+            backups.len(),
+            shown = shown.join("`, `"),
+        );
+        let told = [(self.refuses_every_client(), none), (count > 0, links), (!backups.is_empty(), names)];
         told.into_iter().filter_map(|(applies, text)| applies.then_some(text)).collect()
     }
 

@@ -18,8 +18,8 @@ use crate::{
         settings::Settings as Configured,
     },
     state::{
-        Settings, SharedState, State, certificates::Certificates, jwt::TokenVerifier, keys::Keys,
-        open_files::connection_limit, rate_limit::RateLimiter,
+        Settings, SharedState, State, caller::CallerId, certificates::Certificates, jwt::TokenVerifier,
+        keys::Keys, open_files::connection_limit, rate_limit::RateLimiter,
     },
     telemetry::{decision_log::DecisionLog, metrics::Metrics, tenant_metrics::TenantMetrics, traces::Traces},
     tenant_limits::TenantLimits,
@@ -210,7 +210,10 @@ pub(super) fn rate_limiter(settings: &Configured) -> Option<Arc<RateLimiter>> {
     let per_second = NonZeroU32::new(settings.server.requests_per_second)?;
     let keys = Keys::of_clients(&settings.credentials, 0);
     let certificates = Certificates::of_clients(&settings.auth.certificates, 0);
-    let ids = keys.owners().chain(certificates.owners()).filter_map(|caller| caller.id.as_deref());
+    let ids = keys.owners().chain(certificates.owners()).filter_map(|caller| match &caller.id {
+        CallerId::Configured(name) => Some(&**name),
+        CallerId::Subject(_) => None,
+    });
     Some(Arc::new(RateLimiter::new(per_second, ids)))
 }
 

@@ -66,5 +66,5 @@ pub(super) async fn admit(
 /// The limit is reached.
 pub(crate) fn check_rate(state: &State, caller: &Caller) -> Result<(), ApiError> {
     let Some(limiter) = &state.limiter else { return Ok(()) };
-    limiter.check(caller.id.as_deref()).map_err(|error| ApiError::RateLimited(error.per_second))
+    limiter.check(&caller.id).map_err(|error| ApiError::RateLimited(error.per_second))
 }

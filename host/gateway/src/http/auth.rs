@@ -48,19 +48,16 @@ pub(super) async fn authorize_client(
 
 /// Returns who a key or token belongs to.
 async fn by_key(state: &State, given: &str, peer: IpAddr) -> Result<Caller, ApiError> {
-    let found = match token(state, given).await {
-        Some(verified) => verified.map(|verified| verified.caller.clone()),
-        None => {
-            let known = owner(state, &state.settings.keys, given, peer).await?;
-            known.cloned().ok_or(ApiError::UnknownKey)
-        }
+    let error = match token(state, given).await {
+        Some(Ok(verified)) => return Ok(verified.caller.clone()),
+        Some(Err(error @ TokenError::Wrong(_))) => refused(error),
+        Some(Err(error)) => return Err(refused(error)),
+        None => match owner(state, &state.settings.keys, given, peer).await? {
+            Some(caller) => return Ok(caller.clone()),
+            None => ApiError::UnknownKey,
+        },
     };
-    match found {
-        Err(error @ (ApiError::UnknownKey | ApiError::WrongToken(_))) => {
-            Err(wrong_key(state, "clients", peer, error).await)
-        }
-        other => other,
-    }
+    Err(wrong_key(state, "clients", peer, error).await)
 }
 
 fn by_certificate<'a>(settings: &'a Settings, sender: &Sender) -> Option<&'a Caller> {
@@ -72,7 +69,8 @@ fn by_certificate<'a>(settings: &'a Settings, sender: &Sender) -> Option<&'a Cal
 ///
 /// # Errors
 /// [`ApiError::InvalidRequest`] for two tokens, [`ApiError::NotOperator`] for a token that is valid and gives
-/// no role, [`ApiError::KeysBusy`] or [`ApiError::NoKeySet`].
+/// no role, [`ApiError::WrongToken`] for one that is signed and not valid, [`ApiError::KeysBusy`] or
+/// [`ApiError::NoKeySet`].
 pub(crate) async fn operator_of(
     state: &State,
     headers: &HeaderMap,
@@ -85,22 +83,26 @@ pub(crate) async fn operator_of(
     };
     match token(state, given).await {
         Some(Ok(verified)) => return verified.operator.clone().map(Some).ok_or(ApiError::NotOperator),
-        Some(Err(ApiError::WrongToken(_))) => return Ok(None),
-        Some(Err(ApiError::TokenMayNot(_))) => return Err(ApiError::NotOperator),
-        Some(Err(error)) => return Err(error),
+        Some(Err(TokenError::Wrong(_))) => return Ok(None),
+        Some(Err(TokenError::MayNot(_))) => return Err(ApiError::NotOperator),
+        Some(Err(error)) => return Err(refused(error)),
         None => {}
     }
     Ok(owner(state, &state.settings.operators, given, sender.address).await?.cloned())
 }
 
 /// Verifies a token of the identity server; `None` without such a server, or if the text is not a token.
-async fn token(state: &State, given: &str) -> Option<Result<Arc<Verified>, ApiError>> {
+async fn token(state: &State, given: &str) -> Option<Result<Arc<Verified>, TokenError>> {
     let verifier = state.jwt.as_ref().filter(|_| is_token(given))?;
-    Some(verifier.verify(given).await.map_err(|error| match error {
-        TokenError::Wrong(reason) => ApiError::WrongToken(reason),
+    Some(verifier.verify(given).await)
+}
+
+fn refused(error: TokenError) -> ApiError {
+    match error {
+        TokenError::Wrong(reason) | TokenError::Invalid(reason) => ApiError::WrongToken(reason),
         TokenError::MayNot(reason) => ApiError::TokenMayNot(reason),
         TokenError::NoKeys => ApiError::NoKeySet,
-    }))
+    }
 }
 
 /// Returns the owner of a key; `None` for an unknown one.
@@ -144,7 +146,8 @@ fn named_by_proxy(
     }
 }
 
-/// Counts a wrong key and returns its `error`, or another one after a delay when `peer` sent many.
+/// Counts a wrong key and returns its `error`, or another one after a delay when `peer` sent many. A trusted
+/// proxy sends those of many clients.
 pub(crate) async fn wrong_key(
     state: &State,
     listener: &'static str,
@@ -152,7 +155,7 @@ pub(crate) async fn wrong_key(
     error: ApiError,
 ) -> ApiError {
     state.metrics.wrong_key(listener);
-    if !state.bad_keys.note(peer) {
+    if state.settings.is_trusted_proxy(peer) || !state.bad_keys.note(peer) {
         return error;
     }
     tokio::time::sleep(DELAY).await;

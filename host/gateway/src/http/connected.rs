@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 
-use axum::Router;
+use axum::{Router, body::Body as RouterBody};
 use bytes::Bytes;
 use futures_util::{FutureExt as _, TryFutureExt as _, future::Either};
 use http_body_util::Either as EitherBody;
@@ -25,8 +25,11 @@ pub(crate) struct Service {
     engines: Option<DataThread>,
 }
 
+/// Largest piece of an answer of the router, bytes.
+const PIECE: usize = 16 * 1024;
+
 /// The body of an answer: an engine's, or the router's.
-pub(super) type AnswerBody = EitherBody<Answer, Pieces>;
+pub(super) type AnswerBody = EitherBody<Answer, Pieces<RouterBody>>;
 
 impl Service {
     /// Answers every request with the router.
@@ -77,6 +80,6 @@ impl Connected {
         }
         request.extensions_mut().insert(arrival);
         let answer = self.router.call(request);
-        Either::Right(answer.map_ok(|answer| answer.map(|body| EitherBody::Right(Pieces::of(body)))))
+        Either::Right(answer.map_ok(|answer| answer.map(|body| EitherBody::Right(Pieces::of(body, PIECE)))))
     }
 }

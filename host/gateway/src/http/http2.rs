@@ -18,7 +18,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use super::{
     client_stream::ClientStream,
     connected::{AnswerBody, Connected},
-    request_id,
+    request_head, request_id,
 };
 use crate::{budget::Budget, config::Http2, openai::error::ApiError, orchestrate::relay::Answer};
 
@@ -93,13 +93,12 @@ pub(super) async fn serve(
         let place = requests.as_ref().and_then(|requests| requests.reserve(1));
         let refused = requests.as_ref().filter(|_| place.is_none());
         let refused = refused.map(|requests| refusal(&request, requests.limit()));
+        let refused = refused.or_else(|| request_head::refusal(&request));
         let body = StreamBody::of(stream, &request, place);
+        let request = request.map(|body| RequestBody::new(body, of_bodies.clone()));
         let answer = match refused {
             Some(refused) => Either::Left(ready(Ok(refused))),
-            None => {
-                let request = request.map(|body| RequestBody::new(body, of_bodies.clone()));
-                Either::Right(connected.answer(request, Instant::now(), client))
-            }
+            None => Either::Right(connected.answer(request, Instant::now(), client)),
         };
         answer.map_ok(move |answer| answer.map(|answer| body.with(answer)))
     });

@@ -6,35 +6,33 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use axum::body::Body;
 use bytes::Bytes;
-use http_body::{Frame, SizeHint};
-
-/// Largest piece, bytes.
-const PIECE: usize = 16 * 1024;
+use http_body::{Body, Frame, SizeHint};
 
 /// A body in pieces.
 #[derive(Debug)]
-pub(super) struct Pieces {
-    body: Body,
+pub(super) struct Pieces<B> {
+    body: B,
+    /// Largest piece, bytes.
+    largest: usize,
     /// The part of the last frame that was not handed over yet.
     rest: Bytes,
 }
 
-impl Pieces {
-    pub(super) fn of(body: Body) -> Self {
-        Self { body, rest: Bytes::new() }
+impl<B> Pieces<B> {
+    pub(super) fn of(body: B, largest: usize) -> Self {
+        Self { body, largest, rest: Bytes::new() }
     }
 }
 
-impl http_body::Body for Pieces {
+impl<B: Body<Data = Bytes> + Unpin> Body for Pieces<B> {
     type Data = Bytes;
-    type Error = axum::Error;
+    type Error = B::Error;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
         if self.rest.is_empty() {
             let Some(frame) = ready!(Pin::new(&mut self.body).poll_frame(cx)) else {
                 return Poll::Ready(None);
@@ -45,7 +43,7 @@ impl http_body::Body for Pieces {
                 Err(error) => return Poll::Ready(Some(Err(error))),
             }
         }
-        let length = self.rest.len().min(PIECE);
+        let length = self.rest.len().min(self.largest);
         Poll::Ready(Some(Ok(Frame::data(self.rest.split_to(length)))))
     }
 
@@ -66,15 +64,17 @@ impl http_body::Body for Pieces {
 
 #[cfg(test)]
 mod tests {
-    use http_body::Body as _;
+    use axum::body::Body as AxumBody;
     use http_body_util::BodyExt as _;
 
     use super::*;
 
+    const PIECE: usize = 16 * 1024;
+
     #[tokio::test]
     async fn a_large_frame_is_cut_and_nothing_is_lost() {
         let text: Bytes = (0..PIECE * 2 + 5).map(|byte| u8::try_from(byte % 251).unwrap()).collect();
-        let mut pieces = Pieces::of(Body::from(text.clone()));
+        let mut pieces = Pieces::of(AxumBody::from(text.clone()), PIECE);
         assert_eq!(pieces.size_hint().exact(), Some(text.len() as u64));
         let mut lengths = Vec::new();
         let mut all = Vec::new();
@@ -86,6 +86,6 @@ mod tests {
         }
         assert_eq!(lengths, [PIECE, PIECE, 5]);
         assert!(all == text && pieces.is_end_stream());
-        assert!(Pieces::of(Body::empty()).is_end_stream());
+        assert!(Pieces::of(AxumBody::empty(), PIECE).is_end_stream());
     }
 }

@@ -182,7 +182,7 @@ async fn read(
     let rules = &state.settings.request_rules;
     if endpoint.is_form() {
         let unnamed = || only_model(&state.registry.snapshot());
-        return Box::pin(Request::of_form(endpoint, headers, body, rules, unnamed)).await;
+        return Request::of_form(endpoint, headers, body, rules, unnamed);
     }
     let body = json_object(body)?;
     let canary =

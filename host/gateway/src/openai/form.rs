@@ -2,16 +2,16 @@
 //! The form itself reaches the engine byte for byte.
 
 use bytes::Bytes;
-use futures_util::stream;
 use http::{HeaderMap, HeaderValue, header};
-use multer::{Constraints, Multipart, SizeLimit};
 
 use crate::openai::{request_error::RequestError, reserved::is_reserved, short_text::shortened};
 
-/// Maximum number of parts of a form.
-const MAX_PARTS: usize = 64;
+mod parts;
+
+use parts::Part;
+
 /// Maximum size of a field that is read, bytes.
-const MAX_FIELD: u64 = 1_024;
+const MAX_FIELD: usize = 1_024;
 
 /// A form as the client wrote it.
 #[derive(Clone, Debug)]
@@ -33,46 +33,50 @@ pub(super) struct Fields {
 ///
 /// # Errors
 /// [`RequestError`] names the field.
-pub(super) async fn read(headers: &HeaderMap, body: Bytes) -> Result<(Form, Fields), RequestError> {
+pub(super) fn read(headers: &HeaderMap, body: Bytes) -> Result<(Form, Fields), RequestError> {
     let content_type = headers.get(header::CONTENT_TYPE).cloned();
     let content_type = content_type.unwrap_or(HeaderValue::from_static(""));
-    let boundary = content_type.to_str().ok().and_then(|kind| multer::parse_boundary(kind).ok());
+    let boundary = content_type.to_str().ok().and_then(parts::boundary);
     let boundary = boundary.ok_or_else(|| {
         let shown = shortened(&String::from_utf8_lossy(content_type.as_bytes()));
-        let problem = format!("`{shown}` is not multipart/form-data with a boundary; send a form");
+        let problem = format!("`{shown}` is not multipart/form-data with one boundary in UTF-8; send a form");
         RequestError::new("content-type", &problem)
     })?;
-    let sizes = SizeLimit::new().for_field("model", MAX_FIELD).for_field("stream", MAX_FIELD);
-    let whole = stream::iter([Ok::<_, std::convert::Infallible>(body.clone())]);
-    let mut parts = Multipart::with_constraints(whole, boundary, Constraints::new().size_limit(sizes));
-    let (mut model, mut stream, mut count) = (None, false, 0);
-    while let Some(field) = parts.next_field().await.map_err(|error| invalid("body", &error))? {
-        count += 1;
-        if count > MAX_PARTS {
-            let problem = format!("the form has more than {MAX_PARTS} parts; send fewer");
-            return Err(RequestError::new("body", &problem));
-        }
-        let name = field.name().map(str::to_owned).unwrap_or_default();
-        if is_reserved(&name) {
+    let (mut model, mut stream) = (None, None);
+    for part in parts::parts(&body, boundary).map_err(|problem| RequestError::new("body", &problem))? {
+        if is_reserved(part.name) {
             let problem = "the field is reserved for the gateway; remove it";
-            return Err(RequestError::new(&shortened(&name), problem));
+            return Err(RequestError::new(&shortened(part.name), problem));
         }
-        match name.as_str() {
-            "model" => model = Some(field.text().await.map_err(|error| invalid("model", &error))?),
-            "stream" => {
-                let value = field.text().await.map_err(|error| invalid("stream", &error))?;
-                stream =
-                    matches!(value.to_ascii_lowercase().as_str(), "true" | "1" | "yes" | "on" | "t" | "y");
-            }
-            _ => {}
+        let field = match part.name {
+            "model" => &mut model,
+            "stream" => &mut stream,
+            _ => continue,
+        };
+        if field.replace(text(&part)?).is_some() {
+            return Err(RequestError::new(part.name, "the field is there more than once; send it once"));
         }
     }
-    let model = model.filter(|model: &String| !model.is_empty());
-    Ok((Form { bytes: body, content_type }, Fields { model, stream }))
+    let fields = Fields {
+        model: model.filter(|model| !model.is_empty()).map(str::to_owned),
+        stream: stream.map_or(Ok(false), truth)?,
+    };
+    Ok((Form { bytes: body, content_type }, fields))
 }
 
-fn invalid(field: &str, error: &multer::Error) -> RequestError {
-    RequestError::new(field, &shortened(&error.to_string()))
+fn text<'a>(part: &Part<'a>) -> Result<&'a str, RequestError> {
+    let text = std::str::from_utf8(part.content).ok().filter(|text| !part.is_file && text.len() <= MAX_FIELD);
+    let problem = "the field is not a text; send at most 1024 bytes of UTF-8, not a file";
+    text.ok_or_else(|| RequestError::new(part.name, problem))
+}
+
+/// Reads a boolean as the engines do.
+fn truth(text: &str) -> Result<bool, RequestError> {
+    match &*text.to_ascii_lowercase() {
+        "true" | "1" | "yes" | "on" | "t" | "y" => Ok(true),
+        "false" | "0" | "no" | "off" | "f" | "n" | "" => Ok(false),
+        _ => Err(RequestError::new("stream", "the field is not a boolean; send `true` or `false`")),
+    }
 }
 
 #[cfg(test)]
@@ -88,32 +92,42 @@ mod tests {
         ([(header::CONTENT_TYPE, kind)].into_iter().collect(), body.into())
     }
 
-    async fn problem(parts: &[(&str, &str)]) -> String {
+    fn problem(parts: &[(&str, &str)]) -> String {
         let (headers, body) = form(parts);
-        read(&headers, body).await.unwrap_err().to_string()
+        read(&headers, body).unwrap_err().to_string()
     }
 
-    #[tokio::test]
-    async fn the_model_is_found_behind_a_file_and_the_bytes_stay() {
+    #[test]
+    fn the_model_is_found_behind_a_file_and_the_bytes_stay() {
         let file = "\r\n--y\0".repeat(100_000);
         let (headers, body) = form(&[("file", &file), ("stream", "True"), ("model", "m")]);
-        let (form, fields) = read(&headers, body.clone()).await.unwrap();
+        let (form, fields) = read(&headers, body.clone()).unwrap();
         assert_eq!((form.bytes, fields.model.as_deref(), fields.stream), (body, Some("m"), true));
     }
 
-    #[tokio::test]
-    async fn what_is_wrong_with_a_form_is_named() {
+    #[test]
+    fn what_is_wrong_with_a_form_is_named() {
         let many: Vec<(&str, &str)> = (0..65).map(|_| ("a", "b")).collect();
-        assert_eq!(problem(&many).await, "body: the form has more than 64 parts; send fewer");
+        assert_eq!(problem(&many), "body: the form has more than 64 parts; send fewer");
         let reserved = "the field is reserved for the gateway; remove it";
-        assert_eq!(problem(&[("Request_ID", "x")]).await, format!("Request_ID: {reserved}"));
-        assert_eq!(problem(&[("vllm_xargs", "x")]).await, format!("vllm_xargs: {reserved}"));
-        assert!(problem(&[("model", &"m".repeat(2_000))]).await.starts_with("model: "));
+        assert_eq!(problem(&[("Request_ID", "x")]), format!("Request_ID: {reserved}"));
+        assert_eq!(problem(&[("vllm_xargs", "x")]), format!("vllm_xargs: {reserved}"));
+        assert!(problem(&[("model", &"m".repeat(2_000))]).starts_with("model: "));
         let (_, body) = form(&[("model", "m")]);
-        let error = read(&HeaderMap::new(), body.clone()).await.unwrap_err().to_string();
+        let error = read(&HeaderMap::new(), body.clone()).unwrap_err().to_string();
         assert!(error.starts_with("content-type: `` is not multipart/form-data"), "{error}");
         let (headers, _) = form(&[]);
-        let cut = read(&headers, body.slice(..body.len() - 8)).await.unwrap_err().to_string();
-        assert!(cut.contains("incomplete"), "{cut}");
+        let cut = read(&headers, body.slice(..body.len() - 8)).unwrap_err().to_string();
+        assert_eq!(cut, "body: part 1 of the form has no end");
+        for (name, value) in [("model", "m"), ("stream", "false")] {
+            // I6.17
+            let twice = problem(&[(name, value), ("file", "x"), (name, value)]);
+            assert_eq!(twice, format!("{name}: the field is there more than once; send it once"));
+        }
+        let a_file = problem(&[("model\"; filename=\"a", "m")]);
+        assert!(a_file.starts_with("model: the field is not a text"), "{a_file}");
+        assert!(problem(&[("stream", " true")]).starts_with("stream: the field is not a boolean"));
+        let hidden = problem(&[("model", "m"), ("x\"; NAME=\"model", "big")]);
+        assert!(hidden.starts_with("body: part 2 of the form needs a header"), "{hidden}");
     }
 }

@@ -88,14 +88,14 @@ impl Request {
     ///
     /// # Errors
     /// The error names the field.
-    pub(crate) async fn of_form(
+    pub(crate) fn of_form(
         endpoint: Endpoint,
         headers: &HeaderMap,
         body: Bytes,
         rules: &RequestRules,
         unnamed: impl FnOnce() -> Result<String, ApiError>,
     ) -> Result<Arc<Self>, ApiError> {
-        let (form, fields) = form::read(headers, body).await?;
+        let (form, fields) = form::read(headers, body)?;
         let model = fields.model.map_or_else(unnamed, Ok)?;
         check_model(&model)?;
         let body = JsonBody::empty();

@@ -15,7 +15,7 @@ use super::{
     refusals::Refusals,
     relay, stored,
     whole_answer::{Flaw, flaw_of, is_binary},
-    worker_outcome::{Blame, lacks_model, note_failure, note_success},
+    worker_outcome::{Blame, lacks_model, note_failure, note_success, refused_key},
 };
 use crate::{
     budget::Share,
@@ -304,7 +304,7 @@ impl Drive {
             || matches!(error, CallError::Status { .. } | CallError::Protocol(_))
             || matches!(error, CallError::TooLarge(_) | CallError::NoRoom(_) | CallError::GaveUp(_));
         let refusal = error.refusal();
-        let mut cause = self.client_error(error);
+        let mut cause = self.client_error(leg, error);
         if is_poison {
             cause = ApiError::Poison { cause: cause.to_string(), left: self.state.settings.quarantine };
         }
@@ -369,7 +369,11 @@ impl Drive {
 
     /// Turns a failed call into the client's error. Ids that name workers are removed from the engine's text
     /// (A5).
-    fn client_error(&self, error: CallError) -> ApiError {
+    fn client_error(&self, leg: Leg, error: CallError) -> ApiError {
+        let candidate = self.runs[leg].candidate.as_ref().filter(|_| self.executor.calls());
+        if let Some(refused) = candidate.and_then(|to| refused_key(&self.state, &to.worker, &error)) {
+            return refused;
+        }
         match error {
             CallError::Status { status, content_type, retry_after, body, in_body } => {
                 let body = self.hide_ids(&body).map_or(body, Bytes::from);

@@ -14,7 +14,7 @@ use pointsman_workers::{DpRank, Engine, Health, Role, Worker, WorkerSpec, name_h
 use serde::Deserialize;
 use tokio::time::{Duration, timeout};
 
-use super::{Drive, id_of};
+use super::{Drive, id_of, worker_outcome::refused_key};
 use crate::{
     connectors::{LegContext, RequestToken, Target, connector_for, leg_headers},
     openai::{
@@ -169,7 +169,11 @@ pub(crate) async fn call(
     if let Err(CallError::Connect(_)) = &answered {
         worker.note_connect_failed();
     }
-    Ok((answered?, worker))
+    let answered = answered.map_err(|error| match refused_key(state, &worker, &error) {
+        Some(refused) => refused,
+        None => error.into(),
+    })?;
+    Ok((answered, worker))
 }
 
 fn is_missing(answered: &Result<Response<Body>, CallError>) -> bool {

@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use http::StatusCode;
-use pointsman_workers::{Candidate, Leg, LogLimit, WorkerSpec};
+use pointsman_workers::{Candidate, Leg, LogLimit, Worker, WorkerSpec};
 use tokio::time::Instant;
 
 use crate::{
+    openai::error::ApiError,
     state::State,
     upstream::{CallError, text},
 };
@@ -75,6 +76,26 @@ fn warn_of_loop(spec: &WorkerSpec) {
         let (worker, url) = (spec.id, &spec.url);
         tracing::warn!(%worker, %url, suppressed, "worker answered that a request passed too many gateways: see whether its workers lead back here");
     }
+}
+
+/// Returns the client's error, and reports the worker, if its engine refused the key of the gateway. Where
+/// the engine got the client's key, its answer is for the client.
+pub(super) fn refused_key(state: &State, worker: &Worker, error: &CallError) -> Option<ApiError> {
+    let is_of_key = |status: StatusCode| matches!(status.as_u16(), 401 | 407);
+    let status = match error {
+        CallError::Status { status, in_body: false, .. } if is_of_key(*status) => status.as_u16(),
+        _ => return None,
+    };
+    let spec = worker.spec();
+    if state.settings.request_rules.forward_authorization && spec.api_key.is_none() {
+        return None;
+    }
+    if let Some(suppressed) = worker.note_refused_key() {
+        let (worker, url) = (spec.id, &spec.url);
+        tracing::warn!(%worker, %url, status, suppressed, "engine refuses the gateway's key: check `api_key` of the worker");
+    }
+    let text = "the engine refused the gateway's key; the operator has to check `api_key` of the worker";
+    Some(ApiError::BadUpstream(text.to_owned()))
 }
 
 /// Returns whether an engine says that it does not have the model: it may have restarted with another one.

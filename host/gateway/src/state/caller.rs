@@ -1,6 +1,6 @@
 //! Senders of requests.
 
-use std::sync::Arc;
+use std::{num::NonZeroU64, sync::Arc};
 
 use pointsman_workers::name_hash;
 
@@ -9,10 +9,26 @@ use crate::config::Role;
 /// Sender of a client's request, after its credentials were checked. A clone copies pointers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Caller {
-    /// Name of the credentials: the id of a key; `None` without credentials.
-    pub(crate) id: Option<Arc<str>>,
+    /// What the requests of the sender are counted by.
+    pub(crate) id: CallerId,
     /// Group of clients that the request counts for; `None`: none is known.
     pub(crate) tenant: Option<Tenant>,
+}
+
+/// Name of the credentials of a sender. It is as small as a name alone, because every request holds one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum CallerId {
+    /// Id of a key, or name in a certificate, as configured.
+    Configured(Arc<str>),
+    /// Hash of the subject of a token, for which no sender can choose one that collides; `None`: the sender
+    /// has no credentials.
+    Subject(Option<NonZeroU64>),
+}
+
+impl Default for CallerId {
+    fn default() -> Self {
+        Self::Subject(None)
+    }
 }
 
 /// A group of clients. A clone copies a pointer and a number.

@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use super::caller::{Caller, Operator, Tenant};
+use super::caller::{Caller, CallerId, Operator, Tenant};
 use crate::{
     config::{CertificateEntry, NameKind},
     tls::CertificateNames,
@@ -56,7 +56,7 @@ impl Certificates<Caller> {
         Self::new(clients.map(|entry| {
             let name = entry.matched_name();
             let tenant = (!entry.tenant.is_empty()).then(|| Tenant::new(entry.tenant.as_str(), salt));
-            let caller = Caller { id: Some(Arc::from(&*name)), tenant };
+            let caller = Caller { id: CallerId::Configured(Arc::from(&*name)), tenant };
             (name, caller)
         }))
     }

@@ -1,6 +1,7 @@
 //! Verifies tokens of an identity server (JWT), and says whom they name.
 
 use std::{
+    num::NonZeroU64,
     sync::Arc,
     time::{SystemTime, UNIX_EPOCH},
 };
@@ -13,7 +14,7 @@ use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::caller::{Caller, Operator, Tenant};
+use super::caller::{Caller, CallerId, Operator, Tenant};
 use crate::{
     config::{JwtAlgorithm, JwtSettings, KeySource, Role},
     telemetry::metrics::Metrics,
@@ -41,7 +42,7 @@ pub(crate) struct TokenVerifier {
     /// Salt of the tenants' hashes.
     salt: u64,
     keys: Keys,
-    /// Secret of the digests under which verified tokens are cached.
+    /// Secret of the digests of tokens and subjects.
     secret: [u8; 32],
     verified: Cache<[u8; 32], Arc<Verified>>,
     _stop: DropGuard,
@@ -69,8 +70,10 @@ pub(crate) struct Verified {
 /// Why a token is not accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TokenError {
-    /// The token is wrong: in which way.
+    /// The token is not one of the identity server: why. It may be a guess.
     Wrong(&'static str),
+    /// The token is signed and not valid, or not yet, not any more or not here: why.
+    Invalid(&'static str),
     /// The token is valid, and may not: why.
     MayNot(&'static str),
     /// The public keys are not known, or too old.
@@ -191,7 +194,8 @@ impl TokenVerifier {
         if !keys.any(|key| key.verifies(algorithm, signed.as_bytes(), &signature)) {
             return Err(TokenError::Wrong("its signature is wrong"));
         }
-        let claims: Map<String, Value> = decoded(claims).ok_or(malformed)?;
+        let claims: Map<String, Value> =
+            decoded(claims).ok_or(TokenError::Invalid("its claims are not JSON"))?;
         self.check(&claims, now())?;
         self.named(&claims, version)
     }
@@ -202,19 +206,19 @@ impl TokenVerifier {
         let number = |name: &str| match claims.get(name) {
             None | Some(Value::Null) => Ok(None),
             Some(value) => {
-                seconds(value).map(Some).ok_or(TokenError::Wrong("`exp` or `nbf` is not a number"))
+                seconds(value).map(Some).ok_or(TokenError::Invalid("`exp` or `nbf` is not a number"))
             }
         };
         let (expires, not_before) = (number("exp")?, number("nbf")?);
-        let missing = TokenError::Wrong("`exp`, `iss` or `aud` is missing");
+        let missing = TokenError::Invalid("`exp`, `iss` or `aud` is missing");
         if expires.ok_or(missing)?.saturating_add(skew) < now {
-            return Err(TokenError::Wrong("it is expired"));
+            return Err(TokenError::Invalid("it is expired"));
         }
         if not_before.is_some_and(|begin| begin > now.saturating_add(skew)) {
-            return Err(TokenError::Wrong("it is not valid yet"));
+            return Err(TokenError::Invalid("it is not valid yet"));
         }
         if claims.get("iss").and_then(Value::as_str).ok_or(missing)? != self.settings.rules.issuer {
-            return Err(TokenError::Wrong("its issuer is not auth.jwt.issuer"));
+            return Err(TokenError::Invalid("its issuer is not auth.jwt.issuer"));
         }
         let ours = |name: &Value| self.settings.rules.audience.iter().any(|own| name.as_str() == Some(own));
         let audience = match claims.get("aud") {
@@ -222,14 +226,15 @@ impl TokenVerifier {
             Some(name @ Value::String(_)) => ours(name),
             _ => return Err(missing),
         };
-        audience.then_some(()).ok_or(TokenError::Wrong("its audience is not one of auth.jwt.audience"))
+        audience.then_some(()).ok_or(TokenError::Invalid("its audience is not one of auth.jwt.audience"))
     }
 
     /// Returns the user that the claims name.
     fn named(&self, claims: &Map<String, Value>, version: u64) -> Result<Verified, TokenError> {
-        let expires = claims.get("exp").and_then(seconds).ok_or(TokenError::Wrong("it never expires"))?;
+        let expires = claims.get("exp").and_then(seconds).ok_or(TokenError::Invalid("it never expires"))?;
         let subject = claims.get("sub").and_then(Value::as_str).unwrap_or_default();
-        let subject: Arc<str> = subject.chars().take(MAX_SUBJECT).collect::<String>().into();
+        let id = CallerId::Subject(self.hash_of_subject(subject));
+        let shown: Arc<str> = subject.chars().take(MAX_SUBJECT).collect::<String>().into();
         let tenant = match self.settings.rules.tenant_claim.as_str() {
             "" => None,
             claim => {
@@ -241,8 +246,8 @@ impl TokenVerifier {
             }
         };
         let role = self.role(claims);
-        let operator = role.map(|role| Operator { id: subject.clone(), role });
-        Ok(Verified { caller: Caller { id: Some(subject), tenant }, operator, expires, version })
+        let operator = role.map(|role| Operator { id: shown, role });
+        Ok(Verified { caller: Caller { id, tenant }, operator, expires, version })
     }
 
     fn role(&self, claims: &Map<String, Value>) -> Option<Role> {
@@ -257,6 +262,12 @@ impl TokenVerifier {
             _ => false,
         };
         if has(&rules.operators) { Some(Role::Operator) } else { has(&rules.viewers).then_some(Role::Viewer) }
+    }
+
+    /// Returns a hash of the whole subject. Only this process can compute it.
+    fn hash_of_subject(&self, subject: &str) -> Option<NonZeroU64> {
+        let digest = Sha256::new_with_prefix(self.secret).chain_update(subject.as_bytes()).finalize();
+        NonZeroU64::new(u64::from_be_bytes(*digest.first_chunk()?))
     }
 
     /// The name under which a token is remembered. Only this process can compute it.

@@ -8,7 +8,7 @@ use std::{
 
 use subtle::ConstantTimeEq;
 
-use super::caller::{Caller, Operator, Tenant};
+use super::caller::{Caller, CallerId, Operator, Tenant};
 use crate::config::{Credentials, KeyDigest, KeySettings, Role, Secret, sha256};
 
 /// Maximum length of a key, bytes. A longer one is unknown.
@@ -95,7 +95,11 @@ impl Keys<Caller> {
         let tenant = |name: &str| Tenant::new(name, salt);
         let of_entry = |key: &KeySettings| {
             let tenant = key.tenant.as_deref().map(tenant);
-            (Box::from(&*key.id), key.digest.clone(), Caller { id: Some(Arc::from(&*key.id)), tenant })
+            (
+                Box::from(&*key.id),
+                key.digest.clone(),
+                Caller { id: CallerId::Configured(Arc::from(&*key.id)), tenant },
+            )
         };
         Self::new(credentials.keys.iter().chain(&credentials.dir_keys).map(of_entry))
     }

@@ -1,27 +1,22 @@
 //! Rate limit of clients, in requests per second: for each API key, each name of a certificate and each
 //! subject of a token, and for all other clients together.
 
-use std::{
-    collections::HashMap,
-    fmt,
-    hash::{BuildHasher as _, RandomState},
-    num::NonZeroU32,
-};
+use std::{collections::HashMap, fmt, num::NonZeroU32};
 
 use governor::{DefaultDirectRateLimiter, Quota, RateLimiter as Bucket};
 
+use super::caller::CallerId;
+
 /// Buckets of the subjects of tokens.
-const SUBJECT_BUCKETS: usize = 1_024;
+const SUBJECT_BUCKETS: u64 = 1_024;
 
 /// Rate limit of clients. It has one bucket for each configured key, a fixed number for the subjects of
 /// tokens and one for all other requests, so what clients send cannot make it grow.
 pub(crate) struct RateLimiter {
     per_second: NonZeroU32,
     by_key: HashMap<String, DefaultDirectRateLimiter>,
-    /// Buckets by the hash of the subject. The hash has a random key, so that no caller can choose to share
-    /// another's bucket.
+    /// Buckets by the hash of the subject.
     by_subject: Box<[DefaultDirectRateLimiter]>,
-    hasher: RandomState,
     others: DefaultDirectRateLimiter,
 }
 
@@ -40,24 +35,23 @@ impl RateLimiter {
         let bucket = || Bucket::direct(Quota::per_second(per_second));
         let by_key = keys.into_iter().map(|key| (key.to_owned(), bucket())).collect();
         let by_subject = (0..SUBJECT_BUCKETS).map(|_| bucket()).collect();
-        Self { per_second, by_key, by_subject, hasher: RandomState::new(), others: bucket() }
+        Self { per_second, by_key, by_subject, others: bucket() }
     }
 
-    /// Admits one request of the caller with this id; `None`: the caller has no name.
+    /// Admits one request of this caller.
     ///
     /// # Errors
     /// [`RateExceeded`].
-    pub(crate) fn check(&self, caller: Option<&str>) -> Result<(), RateExceeded> {
-        let bucket = caller.map_or(&self.others, |name| self.bucket_of(name));
-        bucket.check().map_err(|_| RateExceeded { per_second: self.per_second.get() })
-    }
-
-    fn bucket_of(&self, name: &str) -> &DefaultDirectRateLimiter {
-        let of_subject = || {
-            let hash = self.hasher.hash_one(name) % SUBJECT_BUCKETS as u64;
-            usize::try_from(hash).ok().and_then(|place| self.by_subject.get(place))
+    pub(crate) fn check(&self, caller: &CallerId) -> Result<(), RateExceeded> {
+        let bucket = match caller {
+            CallerId::Configured(name) => self.by_key.get(&**name),
+            CallerId::Subject(hash) => hash.and_then(|hash| {
+                let place = usize::try_from(hash.get() % SUBJECT_BUCKETS).ok()?;
+                self.by_subject.get(place)
+            }),
         };
-        self.by_key.get(name).or_else(of_subject).unwrap_or(&self.others)
+        let bucket = bucket.unwrap_or(&self.others);
+        bucket.check().map_err(|_| RateExceeded { per_second: self.per_second.get() })
     }
 }
 
@@ -70,6 +64,8 @@ impl fmt::Debug for RateLimiter {
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroU64;
+
     use super::*;
 
     #[test]
@@ -77,13 +73,12 @@ mod tests {
         let keys = ["a", "b"];
         let limiter = RateLimiter::new(NonZeroU32::new(2).unwrap(), keys);
         let exceeded = Err(RateExceeded { per_second: 2 });
-        for name in [Some("a"), Some("b"), Some("subject of a token"), None] {
-            assert_eq!([0; 3].map(|_| limiter.check(name)), [Ok(()), Ok(()), exceeded], "{name:?}");
+        let named = |name: &str| CallerId::Configured(name.into());
+        let subject = |hash| CallerId::Subject(NonZeroU64::new(hash));
+        // K2.10: a subject shares no bucket with a key.
+        for caller in [named("a"), named("b"), subject(7), subject(8), CallerId::default()] {
+            assert_eq!([0; 3].map(|_| limiter.check(&caller)), [Ok(()), Ok(()), exceeded], "{caller:?}");
         }
-        for number in 0..100_000 {
-            _ = limiter.check(Some(&format!("subject-{number}")));
-        }
-        let kept = (limiter.by_key.len(), limiter.by_subject.len());
-        assert_eq!(kept, (2, SUBJECT_BUCKETS), "names of tokens are not stored");
+        assert_eq!(limiter.check(&subject(7 + SUBJECT_BUCKETS)), exceeded, "the buckets are bounded");
     }
 }

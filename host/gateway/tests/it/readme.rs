@@ -184,7 +184,7 @@ fn the_two_pages_for_newcomers_work_as_written_with_simulated_engines() {
     terminal.until(ask, "least-loaded@2");
     // The file is refused, and the policy before it serves.
     terminal.until(broken, "least-loaded");
-    terminal.until("curl -s http://127.0.0.1:9090/policies", "not WebAssembly: the file starts with");
+    terminal.until("curl -s http://127.0.0.1:9090/policies", "not WebAssembly: the file is 9 bytes");
     terminal.until(ask, "least-loaded@2");
     terminal.follow(repair);
     // The gateway reads the file again before it accepts the undo.

@@ -79,16 +79,19 @@ impl Folder {
         Ok(())
     }
 
-    /// Returns whether the file exists.
+    /// Returns whether there is such a file, or a link that leads to no file.
     pub(super) fn has(&self, file: &Path) -> bool {
-        self.dir.as_ref().is_some_and(|dir| dir.join(file).exists())
+        self.dir.as_ref().map(|dir| dir.join(file)).is_some_and(|path| path.exists() || path.is_symlink())
     }
 
     /// Reads a file of at most `limit` bytes. `None` if there is no such file, or no directory. Pipes and
     /// devices are not read, since that could block, and neither is a file that is too large.
     pub(super) fn read(&self, file: &Path, limit: usize) -> Option<Result<Vec<u8>, Refusal>> {
-        match read(&self.dir.as_ref()?.join(file), limit) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        let path = self.dir.as_ref()?.join(file);
+        match read(&path, limit) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => path
+                .is_symlink()
+                .then(|| Err(Refusal::Unreadable("it is a link to a file that does not exist".to_owned()))),
             Err(error) => Some(Err(Refusal::Unreadable(error.to_string()))),
             Ok(outcome) => Some(outcome),
         }

@@ -193,6 +193,23 @@ fn a_formula_takes_less_than_seventy_instructions_for_each_of_many_candidates() 
 }
 
 #[test]
+fn n7_a_refusal_does_not_show_what_is_in_a_file() {
+    for (bytes, shown) in [
+        (&b"root:$6$secret:19"[..], "17 bytes of an unknown type"),
+        (b"", "empty"),
+        (b"\x7fELF\x02\x01secret", "a native program or library (ELF)"),
+        (b"\0asm\x63\0\0\0secret", "cut off, or of another version of WebAssembly"),
+        (b"(component $secret)", "WebAssembly text"),
+    ] {
+        let refusal = admit(bytes, "{}").err().unwrap();
+        // N7.17
+        let text = format!("not WebAssembly: the file is {shown}; expected a component");
+        assert!(refusal.to_string().starts_with(&text), "{refusal}");
+        assert!(!refusal.to_string().contains("secret"), "{refusal}");
+    }
+}
+
+#[test]
 fn inspect_tells_what_a_file_is() {
     let inspection = inspect(HOSTILE_CORE, "{}", Limits::default()).unwrap();
     assert!(inspection.core_module);

@@ -127,7 +127,7 @@ fn a_broken_file_is_refused_and_the_last_good_one_kept() {
     assert_eq!((after.generation, after.refusals[0].kind), (good.generation, "not_wasm"));
     assert_eq!(
         after.refusals[0].message,
-        "not WebAssembly: the file starts with \"garbage\"; \
+        "not WebAssembly: the file is 7 bytes of an unknown type; \
          expected a component or a core module with WIT metadata"
     );
     // The same bytes are not tried again.
@@ -186,6 +186,24 @@ fn a_removed_file_gives_the_slot_back_to_its_default() {
     let status = &managed.manager.status().slots[0];
     assert_eq!((status.policy.as_str(), status.generation.0), ("native:least-loaded", 3));
     assert!(status.quarantined.is_empty(), "{status:#?}");
+}
+
+#[test]
+fn n7_a_link_to_no_file_removes_nothing() {
+    let managed = managed("{}");
+    fs::create_dir(managed.path(".release")).unwrap();
+    fs::write(managed.path(".release/prefill.wasm"), HOSTILE).unwrap();
+    std::os::unix::fs::symlink(".release/prefill.wasm", managed.path("prefill.wasm")).unwrap();
+    let good = managed.until(|slot, _| slot.policy == "hostile");
+    fs::rename(managed.path(".release"), managed.path(".away")).unwrap();
+    let refused = managed.until(|slot, _| slot.refusals.iter().any(|one| one.in_force));
+    // N7.16
+    assert_eq!((refused.policy.as_str(), refused.generation), ("hostile", good.generation));
+    let problem = "the file cannot be read: it is a link to a file that does not exist;";
+    assert!(refused.refusals[0].message.starts_with(problem), "{refused:?}");
+    fs::rename(managed.path(".away"), managed.path(".release")).unwrap();
+    let back = managed.until(|slot, _| slot.refusals.iter().all(|one| !one.in_force));
+    assert_eq!((back.policy.as_str(), back.generation), ("hostile", good.generation));
 }
 
 #[test]

@@ -1,20 +1,24 @@
 //! Refusals of requests that other workers take. An engine without a chat template, or of another build,
 //! answers an error at once. It looks idle for that reason, and would draw most of the traffic.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, AtomicU32, Ordering},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+    },
+    time::Duration,
 };
 
 use arc_swap::ArcSwapOption;
 
 use super::Worker;
+use crate::log_limit::LogLimit;
 
 /// Refusals in a row from which on another worker is asked, too.
 const MAX_IN_ROW: u32 = 5;
 
 /// Requests that the engine refused as the client's error since it last answered one.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Refusing {
     in_row: AtomicU32,
     /// Number of these about which another worker is asked now.
@@ -23,9 +27,23 @@ pub(super) struct Refusing {
     reason: ArcSwapOption<String>,
     /// Whether the engine did not allow an abort.
     aborts: AtomicBool,
+    /// Whether the last refusal was one of the gateway's key.
+    key: AtomicBool,
+    key_lines: LogLimit,
 }
 
 impl Refusing {
+    pub(super) fn new() -> Self {
+        Self {
+            in_row: AtomicU32::new(0),
+            doubts: AtomicU32::new(0),
+            reason: ArcSwapOption::empty(),
+            aborts: AtomicBool::new(false),
+            key: AtomicBool::new(false),
+            key_lines: LogLimit::new(Duration::from_mins(1)),
+        }
+    }
+
     pub(super) fn is_doubted(&self) -> bool {
         self.doubts.load(Ordering::Acquire) > 0
     }
@@ -68,8 +86,24 @@ impl Worker {
         Doubt(self.clone())
     }
 
+    /// Reports that the engine refused the key that the gateway sent. Returns how many such reports had no
+    /// line in the log since the last one, if a line is due.
+    pub fn note_refused_key(&self) -> Option<u64> {
+        self.refusing.key.store(true, Ordering::Relaxed);
+        self.refusing.key_lines.due()
+    }
+
+    /// Returns whether the engine refused the gateway's key since it last answered a request.
+    #[must_use]
+    pub fn refuses_key(&self) -> bool {
+        self.refusing.key.load(Ordering::Relaxed)
+    }
+
     /// Forgets the refusals: the engine answered a request.
     pub(super) fn takes_requests(&self) {
+        if self.refuses_key() {
+            self.refusing.key.store(false, Ordering::Relaxed);
+        }
         if self.refuses_requests() {
             self.refusing.in_row.store(0, Ordering::Relaxed);
             if self.refusing.reason.swap(None).is_some() {

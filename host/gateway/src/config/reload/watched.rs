@@ -57,8 +57,9 @@ impl Watched {
 
     /// Looks at the files with keys, too. Blocks.
     pub(super) fn with_keys(self, files: KeyFiles) -> Self {
-        let dir = files.dir.iter().flat_map(|dir| credentials::files_of(dir).unwrap_or_default());
-        Self { keys: stamped(dir.chain(files.file)), ..self }
+        let dir = files.dir.and_then(|dir| credentials::files_of(&dir).ok());
+        let (keys, backups) = dir.unwrap_or_default();
+        Self { keys: stamped(keys.into_iter().chain(backups).chain(files.file)), ..self }
     }
 
     /// Returns whether the configuration has no text.

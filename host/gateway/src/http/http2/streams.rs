@@ -16,8 +16,14 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::{budget::Share, http::connected::AnswerBody, orchestrate::client_connection::ClientConnection};
+use crate::{
+    budget::Share,
+    http::{connected::AnswerBody, pieces::Pieces},
+    orchestrate::client_connection::ClientConnection,
+};
 
+/// Largest piece of an answer, bytes. A client has to take it in the time in which it may accept nothing.
+const PIECE: usize = 4 * 1024;
 /// Time in which abandoned requests are counted together.
 const WINDOW: Duration = Duration::from_secs(10);
 
@@ -145,7 +151,7 @@ pub(super) struct StreamBody {
     stream: Arc<Stream>,
     /// The request's part of those that all connections may have open.
     _place: Option<Share>,
-    answer: Option<AnswerBody>,
+    answer: Option<Pieces<AnswerBody>>,
     /// The client does not need the rest of the stream.
     is_complete: bool,
     /// An answer to HEAD has no body that could be sent.
@@ -167,7 +173,7 @@ impl StreamBody {
         self.is_complete = self.is_head || answer.is_end_stream();
         // The HTTP server asks for the first piece when the client has a window for it, which may be never.
         *self.stream.blocked_since.lock() = (!self.is_complete).then(Instant::now);
-        self.answer = Some(answer);
+        self.answer = Some(Pieces::of(answer, PIECE));
         self
     }
 }

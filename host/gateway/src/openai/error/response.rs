@@ -48,7 +48,7 @@ impl ApiError {
         if let Some(seconds) = self.retry_after() {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
-        if self.status() == StatusCode::UNAUTHORIZED {
+        if self.status() == StatusCode::UNAUTHORIZED && !matches!(self, Self::Engine { .. }) {
             response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         if matches!(self, Self::UnsupportedCoding(_) | Self::FalseCoding(..)) {

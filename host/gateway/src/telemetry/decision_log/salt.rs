@@ -38,34 +38,54 @@ impl Salt {
     /// # Errors
     /// The file can be neither read nor written, or does not contain a salt.
     pub(super) fn of_dir(dir: &Path) -> io::Result<Self> {
-        match fs::read_to_string(dir.join(FILE)) {
-            Ok(text) => Self::parse(text.trim()).ok_or_else(|| {
-                let path = dir.join(FILE).display().to_string();
-                let problem =
-                    format!("{path} does not hold 64 hexadecimal digits: remove it, and a new one is made");
-                io::Error::new(ErrorKind::InvalidData, problem)
-            }),
-            Err(error) if error.kind() == ErrorKind::NotFound => {
-                let salt = Self(rand::random());
-                salt.keep(dir)?;
-                Ok(salt)
-            }
-            Err(error) => Err(error),
+        if let Some(salt) = Self::read(dir)? {
+            return Ok(salt);
         }
+        let salt = Self(rand::random());
+        salt.keep(dir)?;
+        // Another gateway may have been faster.
+        Ok(Self::read(dir)?.unwrap_or(salt))
     }
 
-    /// Writes the salt to the directory, unless the directory has one.
+    /// Reads the salt of a directory; `None` if there is none. The file may be empty: a full disk, or a
+    /// machine that stopped, left it so.
+    fn read(dir: &Path) -> io::Result<Option<Self>> {
+        let path = dir.join(FILE);
+        let text = match fs::read_to_string(&path) {
+            Ok(text) if !text.is_empty() => text,
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+            _ => return Ok(None),
+        };
+        Self::parse(text.trim()).map(Some).ok_or_else(|| {
+            let path = path.display();
+            let problem =
+                format!("{path} does not hold 64 hexadecimal digits: remove it, and a new one is made");
+            io::Error::new(ErrorKind::InvalidData, problem)
+        })
+    }
+
+    /// Writes the salt to the directory, unless the directory has one. Its file is whole or absent.
     ///
     /// # Errors
     /// The file cannot be written. A partly written file is removed.
     pub(super) fn keep(&self, dir: &Path) -> io::Result<()> {
         let path = dir.join(FILE);
+        match fs::metadata(&path) {
+            Ok(found) if found.len() > 0 => return Ok(()),
+            Ok(_) => fs::remove_file(&path)?,
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
         let text: String = self.0.iter().map(|byte| format!("{byte:02x}")).collect();
-        let mut file = match OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path) {
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => return Ok(()),
-            opened => opened?,
-        };
-        file.write_all(text.as_bytes()).inspect_err(|_| drop(fs::remove_file(&path)))
+        let new = dir.join(format!("{FILE}.{:016x}", rand::random::<u64>()));
+        let written = write(&new, &text).and_then(|()| match fs::hard_link(&new, &path) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
+            // The file system has no links.
+            Err(_) => fs::rename(&new, &path),
+            linked => linked,
+        });
+        let _ = fs::remove_file(&new);
+        written
     }
 
     /// Returns the id of a hash.
@@ -89,4 +109,10 @@ impl Salt {
         }
         Some(Self(salt))
     }
+}
+
+fn write(path: &Path, text: &str) -> io::Result<()> {
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+    file.write_all(text.as_bytes())?;
+    file.sync_all()
 }

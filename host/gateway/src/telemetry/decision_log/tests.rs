@@ -173,6 +173,19 @@ async fn a_broken_salt_is_named_and_nothing_is_written_without_one() {
 }
 
 #[test]
+fn i10_an_empty_salt_is_made_anew_and_a_whole_one_stays() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("salt"), "").unwrap();
+    let made = salt::Salt::of_dir(dir.path()).unwrap();
+    let text = fs::read_to_string(dir.path().join("salt")).unwrap();
+    // I10.9
+    assert!(text.len() == 64 && salt::Salt::of_dir(dir.path()).unwrap() == made);
+    salt::Salt::configured("other").keep(dir.path()).unwrap();
+    assert_eq!(fs::read_to_string(dir.path().join("salt")).unwrap(), text);
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "no other file stays");
+}
+
+#[test]
 fn a_writer_that_is_behind_costs_records_and_no_wait() {
     let metrics = Arc::new(Metrics::default());
     let (queue, receiver) = sync_channel(4);
