@@ -32,6 +32,7 @@ use crate::{
 
 pub(crate) mod after_disconnect;
 pub(crate) mod availability;
+mod broken_handoff;
 pub(crate) mod client_connection;
 mod drain_prefill;
 mod executor;
@@ -313,9 +314,10 @@ impl Drive {
             Action::FallBackToLocal => {
                 self.state.metrics.handoff("local_fallback");
                 self.log_failed_prefill(true);
-                // It explains more than "no worker", if none prefills locally now.
+                // It explains more than "no worker", if none prefills locally now. A broken handoff is the
+                // failure of its decode leg.
                 let PerLeg { prefill, answering } = &mut self.runs;
-                answering.failure = prefill.failure.take();
+                answering.failure = answering.failure.take().or(prefill.failure.take());
                 answering.refusals = std::mem::take(&mut prefill.refusals);
             }
             Action::Send(leg) => self.send(leg, false),

@@ -268,6 +268,12 @@ impl CallError {
         }
     }
 
+    /// Like [`Self::breaks_engine`], or the engine may have broken on a request that it did not answer.
+    #[must_use]
+    pub(crate) fn may_break_engine(&self) -> bool {
+        self.breaks_engine() || matches!(self, Self::Closed(_))
+    }
+
     /// Returns whether another engine that fails in the same way makes the request itself suspect: the
     /// connection ended, a kept one too, or the status is 5xx.
     #[must_use]

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use pointsman_routing::{CandidateId, RouteError};
-use pointsman_workers::{Leg, WorkerId};
+use pointsman_workers::{Leg, PerLeg, WorkerId};
 use tokio::{
     sync::futures::OwnedNotified,
     time::{Duration, Instant},
@@ -72,8 +72,8 @@ pub struct Attempts {
     tried: Vec<CandidateId>,
     /// A leg, and the worker that failed it and may not have read it.
     spared: Option<(Leg, WorkerId)>,
-    /// Workers of a pair one of which hangs.
-    suspects: Vec<(Leg, CandidateId)>,
+    /// Workers of a pair one of which failed the request.
+    suspects: PerLeg<Option<CandidateId>>,
     waiting: Option<Waiting>,
     /// When the request entered the queue.
     parked: Option<Instant>,
@@ -152,11 +152,15 @@ impl Attempts {
         (self.spared, self.failed) = (Some(failed), true);
     }
 
-    /// Suspects both workers of a pair, one of which hangs. The decode worker is not tried again either.
-    pub fn suspect(&mut self, prefill: Option<CandidateId>, decode: CandidateId) {
-        self.tried.push(decode);
-        self.suspects = prefill.map(|id| (Leg::Prefill, id)).into_iter().collect();
-        self.suspects.push((Leg::Decode, decode));
+    /// Suspects both workers of a pair, one of which failed the request. Neither is tried again while the
+    /// leg has another worker; without one, a worker of the pair may be tried with another partner.
+    pub fn suspect(&mut self, pair: PerLeg<Option<CandidateId>>) {
+        self.suspects = pair;
+        for id in [pair.prefill, pair.answering].into_iter().flatten() {
+            if !self.tried.contains(&id) {
+                self.tried.push(id);
+            }
+        }
     }
 
     /// Starts a pause when a leg failed since the last routing. Returns whether one began.
@@ -259,7 +263,11 @@ impl Attempts {
             error if error.is_back_pressure() && self.wait_in_queue(leg, place, parking) => {
                 AfterRefusal::Wait
             }
-            RouteError::NoWorker { .. } if self.forgive_suspect(leg) => AfterRefusal::RouteAgain,
+            RouteError::NoWorker { .. } | RouteError::AllBusy(_) | RouteError::AllPaused { .. }
+                if self.forgive_suspect(leg) =>
+            {
+                AfterRefusal::RouteAgain
+            }
             _ => AfterRefusal::GiveUp,
         }
     }
@@ -281,11 +289,11 @@ impl Attempts {
         self.waiting = Some(Waiting::Pause(Instant::now() + pause, leg));
     }
 
-    /// When no other worker is left, allows a suspected worker of a pair again: its partner may be the one
-    /// that hangs.
+    /// When no other worker is left, allows a suspected worker of a pair again: its partner, which is not
+    /// tried any more, may be the one that failed.
     fn forgive_suspect(&mut self, leg: Leg) -> bool {
-        let Some(place) = self.suspects.iter().position(|(suspect, _)| *suspect == leg) else { return false };
-        let (_, forgiven) = self.suspects.swap_remove(place);
+        let Some(forgiven) = self.suspects[leg] else { return false };
+        self.suspects = PerLeg::default();
         self.tried.retain(|tried| *tried != forgiven);
         true
     }

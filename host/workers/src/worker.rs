@@ -25,6 +25,7 @@ use crate::{
 
 mod back_pressure;
 mod breaks;
+mod broken_handoffs;
 mod draining;
 mod eligibility;
 mod learned_limit;
@@ -39,6 +40,7 @@ mod warm_up;
 use back_pressure::BackPressure;
 pub use back_pressure::{Pause, Refusal};
 use breaks::Breaks;
+use broken_handoffs::BrokenHandoffs;
 use draining::Moves;
 pub use draining::{Drainer, MoveCounts, StreamMove};
 pub use eligibility::Ineligible;
@@ -97,6 +99,7 @@ pub struct Worker {
     activity: Activity,
     /// When it last broke on requests.
     breaks: Breaks,
+    broken_handoffs: BrokenHandoffs,
     /// Whether the worker is left out because it is stuck.
     put_aside: AtomicBool,
     /// Makes the prober read the engine's figures at once.
@@ -178,6 +181,7 @@ impl Worker {
             warm_up: WarmUp::new(warm_ups),
             activity: Activity::new(),
             breaks: Breaks::default(),
+            broken_handoffs: BrokenHandoffs::new(),
             put_aside: AtomicBool::new(false),
             read_now: Notify::new(),
             suspect: AtomicBool::new(false),
@@ -297,7 +301,7 @@ impl Worker {
     /// Returns whether the last requests failed, so that another failure says nothing about its request.
     #[must_use]
     pub fn is_failing(&self) -> bool {
-        self.breaker.is_open()
+        self.breaker.is_open() || self.broken_handoffs.is_open()
     }
 
     /// Reports the outcome of a leg. Several consecutive failures open the worker's breaker.
@@ -315,19 +319,6 @@ impl Worker {
             self.breaker.record_failure(0);
             self.tell_ranks();
         }
-    }
-
-    /// Returns the engine id of a rank, if it was read.
-    #[must_use]
-    pub fn engine_id(&self, rank: DpRank) -> Option<String> {
-        self.engine_ids.load().as_deref()?.get(rank.0 as usize).cloned()
-    }
-
-    /// Stores the engine ids by rank. Returns true if others were known before.
-    pub(crate) fn set_engine_ids(&self, ids: Vec<String>) -> bool {
-        let new = Arc::new(ids);
-        let earlier = self.engine_ids.swap(Some(new.clone()));
-        earlier.is_some_and(|earlier| earlier != new)
     }
 
     /// Resolves when the worker has to be checked at once.

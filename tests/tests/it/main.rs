@@ -22,6 +22,7 @@ mod api_keys;
 mod audit;
 mod back_pressure;
 mod block_sizes;
+mod broken_handoffs;
 mod busy_thresholds;
 mod byte_streams;
 mod calibrate_log;

@@ -30,8 +30,13 @@ impl ProvisionalRecord {
     }
 
     /// Keeps the record for its TTL: the worker took the prompt.
-    pub fn keep(mut self) {
+    pub fn keep(&mut self) {
         self.kept = true;
+    }
+
+    /// Withdraws the record although it was kept: what the worker has of the prompt is of no use.
+    pub fn withdraw(mut self) {
+        self.kept = false;
     }
 }
 

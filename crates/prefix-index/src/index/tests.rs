@@ -150,6 +150,12 @@ fn f5_a_withdrawn_decision_leaves_what_others_recorded() {
     assert_eq!(held(&whole), 5, "the other one may be accepted");
     drop(second);
     assert_eq!((held(&whole), held(&[1, 2, 7])), (4, 3));
+    let mut useless = decide(&[8, 9], 35);
+    useless.keep();
+    assert_eq!(held(&[8, 9]), 2);
+    // E6.11
+    useless.withdraw();
+    assert_eq!(held(&[8]), 0);
     drop((decide(&whole, 40), decide(&[8, 9], 40)));
     index.expire(at(121));
     assert_eq!((held(&whole), held(&[8])), (2, 0), "each lasts for its own time");

@@ -13,7 +13,7 @@ use axum::{
 };
 use bytes::Bytes;
 use pointsman_workers::{
-    Drainer, Health, Ineligible, Leg, ModelName, MoveCounts, Snapshot, WorkerId, WorkerSpec,
+    Drainer, Health, Ineligible, Leg, ModelName, MoveCounts, Snapshot, Worker, WorkerId, WorkerSpec,
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -52,7 +52,7 @@ pub(super) fn describe(state: &State, age: bool, only: Option<WorkerId>) -> Valu
     let models = models_of_workers(&snapshot);
     let busy = state.router.busy().busy_candidates(&snapshot);
     let sources = state.fleet.sources_of_workers();
-    let one = |worker: &Arc<pointsman_workers::Worker>| {
+    let one = |worker: &Arc<Worker>| {
         let busy: Vec<_> = busy.iter().filter(|busy| busy.worker == worker.id()).collect();
         let ranks = worker.candidates();
         let ranks: Vec<Value> = ranks
@@ -91,13 +91,13 @@ pub(super) fn describe(state: &State, age: bool, only: Option<WorkerId>) -> Valu
                 json!({ "by": stuck.by.as_str(), "since_s": since_s, "put_aside": worker.is_put_aside() })
             }),
             "warm_up_share": worker.warm_up_share().filter(|_| age),
-            "reason": worker.problem().or_else(|| worker.refusal_reason()), "busy": busy, "contradiction": worker.contradiction(),
+            "reason": reason_of(worker), "busy": busy, "contradiction": worker.contradiction(),
             "facts": *worker.facts(), "unknown_facts": worker.spec().unknown_facts(&worker.facts()),
             "block_size": worker.block_size(), "total_blocks": worker.total_blocks(), "engine_load": engine,
             "ranks": ranks,
         })
     };
-    let wanted = |worker: &&Arc<pointsman_workers::Worker>| only.is_none_or(|id| worker.id() == id);
+    let wanted = |worker: &&Arc<Worker>| only.is_none_or(|id| worker.id() == id);
     let workers: Vec<Value> = snapshot.workers().iter().filter(wanted).map(one).collect();
     json!({ "version": snapshot.version(), "busy_thresholds": state.router.busy(), "workers": workers })
 }
@@ -116,6 +116,13 @@ fn models_of_workers(snapshot: &Snapshot) -> HashMap<WorkerId, Vec<&ModelName>> 
         }
     }
     models
+}
+
+/// Returns why a worker is unhealthy, put aside or failing, if that is known.
+fn reason_of(worker: &Worker) -> Option<Arc<String>> {
+    let known = worker.problem().or_else(|| worker.refusal_reason());
+    let breaks = || worker.breaks_decode().then(|| "decode workers break on its handoffs".to_owned().into());
+    known.or_else(breaks)
 }
 
 /// Numbers of streams that left a worker that drains, or stayed.

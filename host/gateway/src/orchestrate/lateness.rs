@@ -71,6 +71,7 @@ impl Drive {
             let both = [Leg::Prefill, Leg::Decode].into_iter().filter_map(|leg| self.candidate(leg));
             both.for_each(|candidate| candidate.worker.note_handoff_done());
         }
+        self.handoff_taken();
     }
 
     /// Returns a hash of the request's id.

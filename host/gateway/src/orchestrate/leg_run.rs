@@ -24,7 +24,7 @@ use crate::{
 pub(crate) struct LegRun {
     pub(crate) candidate: Option<Candidate>,
     pub(crate) booking: LegBooking,
-    /// Until the worker accepts the leg: the record that the prompt is cached there.
+    /// The record that the prompt is cached there. It is withdrawn unless the worker accepts the leg.
     pub(super) record: Option<ProvisionalRecord>,
     pub(super) call: Option<BoxFuture<'static, Result<LegAnswer, CallError>>>,
     /// Cancelled when the call ends. The prefill call creates it.
@@ -81,9 +81,14 @@ pub(super) type SharedBooking = Arc<Mutex<Option<Booking>>>;
 impl LegRun {
     /// Notes that the worker took the prompt.
     pub(super) fn keep_record(&mut self) {
-        if let Some(record) = self.record.take() {
+        if let Some(record) = &mut self.record {
             record.keep();
         }
+    }
+
+    /// Withdraws the record although the worker took the prompt: nothing can be made of it.
+    pub(super) fn withdraw_record(&mut self) {
+        self.record.take().into_iter().for_each(ProvisionalRecord::withdraw);
     }
 
     /// Ends the leg's call, and with it the record, unless the worker has the prompt: most likely it has that

@@ -15,7 +15,7 @@ use super::{
     refusals::Refusals,
     relay, stored,
     whole_answer::{Flaw, flaw_of, is_binary},
-    worker_outcome::{lacks_model, note_failure, note_success},
+    worker_outcome::{Blame, lacks_model, note_failure, note_success},
 };
 use crate::{
     budget::Share,
@@ -261,8 +261,9 @@ impl Drive {
     /// Records a failed leg: with its worker, or with the request if that is to blame.
     pub(super) fn leg_failed(&mut self, leg: Leg, error: CallError) -> Event {
         let candidate = self.runs[leg].candidate.clone();
-        let is_poison =
-            candidate.as_ref().is_some_and(|candidate| self.blames_request(leg, candidate, &error));
+        let source = self.broken_handoff(leg, &error);
+        let blame = self.blame(leg, source.as_ref(), &error);
+        let is_poison = blame == Blame::Request;
         // The worker may not have read the request, which is sent again over a new connection.
         let is_unread = matches!(error, CallError::Closed(_)) && !stored::may_store(&self.request);
         if is_unread {
@@ -278,14 +279,16 @@ impl Drive {
             retryable: may_serve && !is_poison && !is_pinned && !stored::may_run_on(&self.request, &error),
             refused: error.is_refusal(),
             began: error.began(),
-            // An engine may have broken on a request that it did not answer.
-            broke: error.breaks_engine() || matches!(error, CallError::Closed(_)),
+            broke: error.may_break_engine(),
             continuable: false,
         };
-        self.count_failure(leg, &error, is_poison);
+        self.count_failure(leg, &error, blame);
         match &candidate {
             Some(unread) if is_unread => self.attempts.note_unread((leg, unread.worker_id())),
             failed => self.attempts.note_failure(failed.as_ref().map(id_of)),
+        }
+        if let Some(prefill) = &source {
+            self.suspect_pair(prefill, is_unread);
         }
         self.failed_span = self.runs[leg].span;
         if leg == Leg::Prefill && error.is_fault() {
@@ -321,27 +324,19 @@ impl Drive {
 
     /// Counts a failed leg, and tells its worker. A leg that the gateway aborted has not failed, however its
     /// engine ends it.
-    fn count_failure(&mut self, leg: Leg, error: &CallError, is_poison: bool) {
+    fn count_failure(&mut self, leg: Leg, error: &CallError, blame: Blame) {
         if self.runs[leg].aborted && matches!(error, CallError::GaveUp(_) | CallError::Status { .. }) {
             self.account.leg_cancelled(leg);
             return;
         }
         if let Some(candidate) = &self.runs[leg].candidate {
             let sent = self.runs[leg].sent.unwrap_or_else(Instant::now);
-            note_failure(&self.state, leg, (candidate, sent), error, is_poison);
+            note_failure(&self.state, leg, (candidate, sent), error, blame);
             if lacks_model(error) {
                 candidate.worker.note_restart();
             }
         }
         self.account.leg_ended(leg, Err(error.kind()));
-    }
-
-    /// Suspects the decode worker too when the prefill leg of a pair timed out: the prefill engine waits for
-    /// the decode engine, so either of them may hang.
-    fn suspect_decode(&mut self) {
-        let LegRun { candidate: Some(candidate), call: Some(_), .. } = &self.runs.answering else { return };
-        candidate.worker.note_timeout();
-        self.attempts.suspect(self.runs.prefill.candidate.as_ref().map(id_of), id_of(candidate));
     }
 
     /// Records the success of the decode or aggregated leg in metrics and averages.

@@ -11,6 +11,19 @@ use crate::{
     upstream::{CallError, text},
 };
 
+/// To whom a failed leg is charged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Blame {
+    /// Its worker.
+    Worker,
+    /// Its worker, unless the prefill worker of its handoff turns out to be at fault.
+    Handoff,
+    /// The prefill worker of its handoff.
+    PrefillWorker,
+    /// The request, which breaks engines.
+    Request,
+}
+
 /// Counts a leg that succeeded, and reports it to its worker.
 pub(super) fn note_success(state: &State, leg: Leg, candidate: &Candidate) {
     state.metrics.leg(leg.as_str(), candidate.worker.spec().engine.as_str(), "ok");
@@ -18,14 +31,14 @@ pub(super) fn note_success(state: &State, leg: Leg, candidate: &Candidate) {
     candidate.worker.note_outcome(true);
 }
 
-/// Counts a failed leg, and reports it to its worker unless the request is to blame. `candidate` comes with
-/// the time at which the leg was sent.
+/// Counts a failed leg, and charges its worker if that is to blame. `candidate` comes with the time at which
+/// the leg was sent.
 pub(super) fn note_failure(
     state: &State,
     leg: Leg,
     (candidate, sent): (&Candidate, Instant),
     error: &CallError,
-    is_poison: bool,
+    blame: Blame,
 ) {
     let (spec, worker) = (candidate.worker.spec(), &candidate.worker);
     state.metrics.leg(leg.as_str(), spec.engine.as_str(), error.kind());
@@ -36,9 +49,9 @@ pub(super) fn note_failure(
             candidate.load().observe_outcome(false);
         }
         tracing::debug!(worker = %spec.id, pause = ?worker.pause(), "worker paused: its engine has too much to do");
-    } else if error.is_fault() && !is_poison {
+    } else if error.is_fault() && matches!(blame, Blame::Worker | Blame::Handoff) {
         candidate.load().observe_outcome(false);
-        worker.note_outcome(false);
+        if blame == Blame::Handoff { worker.charge_broken_handoff() } else { worker.note_outcome(false) }
     }
     if error.breaks_engine() {
         worker.note_broke();

@@ -75,7 +75,7 @@ pub(super) struct LegRun {
 impl LegRun {
     /// Notes that the engine has the prompt.
     pub(super) fn keep_record(&mut self) {
-        if let Some(record) = self.record.take() {
+        if let Some(mut record) = self.record.take() {
             record.keep();
         }
     }

@@ -8,12 +8,17 @@ const LEASE: Duration = Duration::from_secs(8);
 
 /// Asks what follows when no decode worker takes the handoff.
 fn refused(attempts: &mut Attempts, error: &RouteError) -> AfterRefusal {
+    refused_leg(attempts, Leg::Decode, error)
+}
+
+/// Asks what follows when no worker takes a leg.
+fn refused_leg(attempts: &mut Attempts, leg: Leg, error: &RouteError) -> AfterRefusal {
     let (model, request) = (ModelName::new("m"), RoutingRequest::default());
     let queue = AdmissionQueue::new(QueueRules::default());
     let admission_request =
         AdmissionRequest { model: &model, request: &request, pin: None, arrived: Instant::now(), bytes: 0 };
     let parking = Parking { queue: &queue, admission_request, timeout: Duration::from_secs(1) };
-    attempts.after_refusal(Leg::Decode, error, None, &parking)
+    attempts.after_refusal(leg, error, None, &parking)
 }
 
 fn nobody() -> RouteError {
@@ -137,6 +142,28 @@ async fn e6_a_handoff_is_given_up_after_rounds_over_all_workers_and_at_the_end_o
     assert_eq!(refused(&mut attempts, &RouteError::AllBusy(Leg::Decode)), AfterRefusal::GiveUp);
     // A new attempt has a handoff of its own.
     assert!(attempts.begin(2) && !attempts.lease_is_over() && attempts.committed(false).is_none());
+}
+
+/// Returns which workers of a pair are tried again when both legs find no other.
+fn forgiven(suspects: PerLeg<Option<CandidateId>>, legs: [Leg; 2]) -> Vec<AfterRefusal> {
+    let mut attempts = Attempts::default();
+    attempts.note_failure(Some((WorkerId(2), DpRank(0))));
+    attempts.suspect(suspects);
+    assert_eq!(attempts.tried().len(), if suspects.prefill.is_some() { 2 } else { 1 });
+    legs.map(|leg| refused_leg(&mut attempts, leg, &RouteError::AllBusy(leg))).into()
+}
+
+#[test]
+fn e6_one_worker_of_a_pair_that_failed_is_tried_again_if_its_leg_has_no_other() {
+    use AfterRefusal::{GiveUp, RouteAgain};
+    let (prefill, decode) = (Some((WorkerId(1), DpRank(0))), Some((WorkerId(2), DpRank(0))));
+    let pair = PerLeg { prefill, answering: decode };
+    // E6.11
+    assert_eq!(forgiven(pair, [Leg::Prefill, Leg::Decode]), [RouteAgain, GiveUp]);
+    assert_eq!(forgiven(pair, [Leg::Decode, Leg::Prefill]), [RouteAgain, GiveUp]);
+    let local = PerLeg { prefill: None, answering: decode };
+    // E6.13
+    assert_eq!(forgiven(local, [Leg::Prefill, Leg::Aggregated]), [GiveUp, RouteAgain]);
 }
 
 #[test]

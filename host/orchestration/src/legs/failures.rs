@@ -98,7 +98,8 @@ impl Legs {
 
     /// Returns whether the request may run on a worker that prefills locally (B6). That worker would be one
     /// more engine on which the request may break.
-    fn may_fall_back(&self) -> bool {
+    #[must_use]
+    pub fn may_fall_back(&self) -> bool {
         self.policy.local_fallback && self.nothing_is_sent() && self.broken < MAX_BROKEN
     }
 
@@ -156,7 +157,9 @@ impl Legs {
             actions.extend(self.retry());
             return actions;
         }
-        actions.extend(self.fail(answering));
+        // Its prefill may be what broke the decode leg.
+        let is_pair = self.shape == Shape::Remote && failed.broke && failed.retryable;
+        actions.extend(if is_pair && self.may_fall_back() { self.fall_back() } else { self.fail(answering) });
         actions
     }
 

@@ -529,6 +529,21 @@ fn b6_a_failed_prefill_becomes_a_local_one_only_with_the_operator_s_word() {
 }
 
 #[test]
+fn e6_a_decode_leg_that_broke_becomes_a_local_prefill_when_the_retries_are_used_up() {
+    let retry_policy = RetryPolicy { local_fallback: true, ..RetryPolicy::default() };
+    let local = [A::Cancel(Leg::Decode), A::FallBackToLocal, A::Route(Leg::Aggregated)];
+    let refused = [A::Cancel(Leg::Decode), A::Fail(Leg::Decode), A::Finish];
+    // E6.13
+    for (failed, expected) in [(BROKE, &local[..]), (FATAL, &refused)] {
+        let (mut legs, _) = Legs::new(Shape::Remote, retry_policy);
+        for event in [E::PrefillRouted(COMPLETED), E::Reserved, E::PrefillHandoff, E::Routed] {
+            legs.on(event);
+        }
+        assert_eq!(legs.on(E::Failed(Leg::Decode, failed))[..], *expected);
+    }
+}
+
+#[test]
 fn b6_a_retry_that_finds_no_prefill_worker_becomes_a_local_prefill() {
     for event in [E::NoPrefill, E::Unroutable] {
         for order in [LegOrder::PrefillFirst, LegOrder::DecodeFirst] {

@@ -565,7 +565,7 @@ fn a_decode_worker_must_speak_the_handoff_of_the_prefill_worker() {
 #[test]
 fn f5_a_decision_is_recorded_in_the_index_and_draws_the_next_one() {
     let fixture = fixture(Program::Native(NativeMode::Kv));
-    let Routed { receipt, record, .. } = fixture.route(Leg::Prefill, |_| {}).unwrap();
+    let Routed { receipt, mut record, .. } = fixture.route(Leg::Prefill, |_| {}).unwrap();
     record.keep();
     let first = receipt.worker;
     fixture.router.index().flush();

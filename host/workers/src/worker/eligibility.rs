@@ -19,8 +19,9 @@ pub enum Ineligible {
     EnginePaused,
     /// The worker is draining.
     Draining,
-    /// Its last requests failed and its breaker is open, a request timed out and another one tries it now, or
-    /// another worker is asked about its refusal. It may still be chosen if no other worker is left.
+    /// Its last requests or handoffs failed and a breaker is open, a request timed out and another one tries
+    /// it now, or another worker is asked about its refusal. It may still be chosen if no other worker is
+    /// left.
     Failing,
     /// Its engine refused a request because it has too much to do, and the pause has not ended.
     Paused,
@@ -70,7 +71,8 @@ impl Worker {
             return Some(Ineligible::Paused);
         }
         let on_trial = self.suspect.load(Ordering::Acquire) && self.own_requests() > 0;
-        if on_trial || self.breaker.is_paused() || self.refusing.is_doubted() {
+        let is_paused = self.breaker.is_paused() || self.broken_handoffs.is_paused();
+        if on_trial || is_paused || self.refusing.is_doubted() {
             return Some(Ineligible::Failing);
         }
         self.is_at_capacity().then_some(Ineligible::AtCapacity)
@@ -101,7 +103,7 @@ impl Worker {
             || self.learned_limit.is_noted()
             || self.warm_up.runs()
             || self.refusing.is_doubted()
-            || self.breaker.is_open();
+            || self.is_failing();
         let eligible = !conditional && self.ineligible().is_none();
         self.ranks.iter().for_each(|rank| rank.set_surely_eligible(eligible));
     }
@@ -167,6 +169,8 @@ mod tests {
         Answered,
         Timeout,
         PutAside(bool),
+        /// A handoff broke, or was taken.
+        Handoff(bool),
         /// Another worker is asked about a refusal, and takes the request or not.
         Doubt(bool),
         Later,
@@ -186,6 +190,7 @@ mod tests {
             Just(Change::Answered),
             Just(Change::Timeout),
             any::<bool>().prop_map(Change::PutAside),
+            prop::bool::weighted(0.3).prop_map(Change::Handoff),
             any::<bool>().prop_map(Change::Doubt),
             Just(Change::Later),
         ]
@@ -209,6 +214,8 @@ mod tests {
                 Self::Answered => worker.note_answered(),
                 Self::Timeout => worker.note_timeout(),
                 Self::PutAside(on) => _ = worker.set_put_aside(on),
+                Self::Handoff(true) => worker.note_handoff_taken(),
+                Self::Handoff(false) => worker.charge_broken_handoff(),
                 Self::Doubt(takes) => {
                     worker.note_refused_request();
                     let doubt = worker.doubt();
@@ -248,7 +255,7 @@ mod tests {
                     // Nothing is asked of the worker while it is well.
                     let suspect = worker.suspect.load(Ordering::Relaxed);
                     let refused = worker.back_pressure.is_noted() || worker.learned_limit.is_noted();
-                    let conditional = limited || suspect || refused || worker.breaker.is_open();
+                    let conditional = limited || suspect || refused || worker.is_failing();
                     let well = worker.ineligible().is_none() && !conditional;
                     assert_eq!(sure, [well; 2], "after {change:?}");
                 }

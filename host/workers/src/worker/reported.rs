@@ -7,7 +7,7 @@ use super::Worker;
 use crate::{
     columns::EngineLoad,
     facts::{Contradiction, EngineFacts},
-    id::ModelName,
+    id::{DpRank, ModelName},
     spec::major_minor,
 };
 
@@ -48,6 +48,19 @@ impl Worker {
     #[must_use]
     pub fn engine_version(&self) -> Option<(u32, u32)> {
         self.facts.load().version.as_deref().and_then(major_minor)
+    }
+
+    /// Returns the engine id of a rank, if it was read.
+    #[must_use]
+    pub fn engine_id(&self, rank: DpRank) -> Option<String> {
+        self.engine_ids.load().as_deref()?.get(rank.0 as usize).cloned()
+    }
+
+    /// Stores the engine ids by rank. Returns true if others were known before.
+    pub(crate) fn set_engine_ids(&self, ids: Vec<String>) -> bool {
+        let new = Arc::new(ids);
+        let earlier = self.engine_ids.swap(Some(new.clone()));
+        earlier.is_some_and(|earlier| earlier != new)
     }
 
     /// Stores what the engine reports. Configured values take precedence.

@@ -1,0 +1,89 @@
+//! Decode legs that break on a handoff before their first token. Which worker of the pair is to blame does not
+//! show at once, so a retry avoids both.
+
+use pointsman_orchestration::HandoffKind;
+use pointsman_workers::{Candidate, Leg, PerLeg};
+
+use super::{Drive, id_of, leg_run::LegRun, worker_outcome::Blame};
+use crate::{connectors::connector_for, upstream::CallError};
+
+impl Drive {
+    /// Returns the prefill worker whose handoff the decode leg got; `None` if decode computes the prompt.
+    fn source(&self) -> Option<&Candidate> {
+        let prefill = self.candidate(Leg::Prefill).filter(|_| self.answering() == Leg::Decode)?;
+        let is_completed = connector_for(prefill.worker.spec()).handoff() == Some(HandoffKind::Completed);
+        (!is_completed || self.handoff.is_some()).then_some(prefill)
+    }
+
+    /// The decode leg made its first token: tells both workers that the handoff was taken.
+    pub(super) fn handoff_taken(&self) {
+        let pair = self.source().zip(self.candidate(Leg::Decode));
+        let both = pair.into_iter().flat_map(|(prefill, decode)| [prefill, decode]);
+        both.for_each(|candidate| candidate.worker.note_handoff_taken());
+    }
+
+    /// Returns the prefill worker of a handoff on which the decode worker broke before its first token. One
+    /// that health checks found dead broke on nothing.
+    pub(super) fn broken_handoff(&self, leg: Leg, error: &CallError) -> Option<Candidate> {
+        let broke = error.may_break_engine() && !matches!(error, CallError::Down);
+        let is_own = self.executor.calls() && !self.runs[leg].aborted;
+        self.source().filter(|_| leg == Leg::Decode && self.awaits_token && broke && is_own).cloned()
+    }
+
+    /// Decides whom a failed leg is charged to. `source`: the prefill worker of the handoff that broke.
+    pub(super) fn blame(&self, leg: Leg, source: Option<&Candidate>, error: &CallError) -> Blame {
+        let Some(candidate) = self.candidate(leg) else { return Blame::Worker };
+        // Handoffs that end in silence count elsewhere (B7.7).
+        let source = source.filter(|_| !matches!(error, CallError::Timeout(_)));
+        if source.is_some_and(|prefill| self.blames_prefill(prefill, candidate, error)) {
+            return Blame::PrefillWorker;
+        }
+        if self.blames_request(leg, candidate, error) {
+            return Blame::Request;
+        }
+        if source.is_some() { Blame::Handoff } else { Blame::Worker }
+    }
+
+    /// Whether decode workers break on what a prefill worker hands over. It is charged then.
+    fn blames_prefill(&self, prefill: &Candidate, decode: &Candidate, error: &CallError) -> bool {
+        let was_failing = prefill.worker.is_failing();
+        let is_to_blame = prefill.worker.note_handoff_broke(&decode.worker);
+        if is_to_blame {
+            prefill.load().observe_outcome(false);
+        }
+        if !was_failing && prefill.worker.is_failing() {
+            let (request, worker) = (&self.account.request_id, prefill.worker_id());
+            let (decode, kind) = (decode.worker_id(), error.kind());
+            tracing::warn!(request, %worker, %decode, kind, "worker put aside: decode workers break on its handoffs");
+        }
+        is_to_blame
+    }
+
+    /// Avoids both workers of a handoff that broke. `is_unread`: the decode worker may not have read it, and is
+    /// only spared. Otherwise what the prefill worker has of the prompt draws no further request, and a local
+    /// prefill, where that is allowed, precedes another handoff of the same worker.
+    pub(super) fn suspect_pair(&mut self, prefill: &Candidate, is_unread: bool) {
+        let (prefill, decode) = (id_of(prefill), self.candidate(Leg::Decode).map(id_of));
+        if is_unread {
+            self.attempts.suspect(PerLeg { prefill: Some(prefill), answering: None });
+            return;
+        }
+        self.runs.prefill.withdraw_record();
+        self.failed_prefill = Some((prefill.0, "broken_handoff"));
+        let runs_locally = self.legs.may_fall_back();
+        if runs_locally {
+            self.attempts.note_failure(Some(prefill));
+        }
+        let prefill = Some(prefill).filter(|_| !runs_locally);
+        self.attempts.suspect(PerLeg { prefill, answering: decode });
+    }
+
+    /// Suspects the decode worker too when the prefill leg of a pair timed out: the prefill engine waits for
+    /// the decode engine, so either of them may hang.
+    pub(super) fn suspect_decode(&mut self) {
+        let LegRun { candidate: Some(candidate), call: Some(_), .. } = &self.runs.answering else { return };
+        candidate.worker.note_timeout();
+        let (prefill, answering) = (self.candidate(Leg::Prefill).map(id_of), Some(id_of(candidate)));
+        self.attempts.suspect(PerLeg { prefill, answering });
+    }
+}
