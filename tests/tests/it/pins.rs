@@ -40,8 +40,11 @@ fn conditional(config: &mut Config, enabled: bool) {
 async fn f3_the_worker_header_alone_pins_decode_and_the_policy_chooses_prefill() {
     let cluster = TestCluster::disaggregated(Dialect::Vllm, 2, 2).await.unwrap();
     let mut prefill = BTreeSet::new();
-    // Equal workers are chosen by chance.
-    for request in (0..64).take_while(|request| *request < 8 || prefill.len() < 2) {
+    for request in 0..64 {
+        // Equal workers are chosen by chance.
+        if request >= 8 && prefill.len() == 2 {
+            break;
+        }
         let prompt = format!("prompt {request}");
         let reply = ask(&cluster, &[("x-worker-instance-id", "4")], body("tiny", &prompt)).await;
         let decided = decisions(&reply);
