@@ -291,10 +291,11 @@ impl Drive {
         if leg == Leg::Prefill && error.is_fault() {
             self.failed_prefill = candidate.as_ref().map(|prefill| (prefill.worker.id(), error.kind()));
         }
-        if matches!(error, CallError::Timeout(_)) {
+        if let CallError::Timeout(silence) = &error {
             self.note_late(leg);
-            if leg == Leg::Prefill {
-                self.suspect_decode();
+            match leg {
+                Leg::Prefill => self.suspect_decode(),
+                Leg::Decode | Leg::Aggregated => self.warn_of_whole(silence.key),
             }
         }
         let has_answered = is_poison
@@ -337,10 +338,12 @@ impl Drive {
     }
 
     /// Suspects the decode worker too when the prefill leg of a pair timed out: the prefill engine waits for
-    /// the decode engine, so either of them may hang.
+    /// the decode engine, so either of them may hang. One that made progress meanwhile does not.
     fn suspect_decode(&mut self) {
         let LegRun { candidate: Some(candidate), call: Some(_), .. } = &self.runs.answering else { return };
-        candidate.worker.note_timeout();
+        if candidate.worker.alive_at().elapsed() >= self.state.settings.leg_timeouts.prefill_head {
+            candidate.worker.note_timeout();
+        }
         self.attempts.suspect(self.runs.prefill.candidate.as_ref().map(id_of), id_of(candidate));
     }
 
