@@ -31,7 +31,7 @@ pub(crate) use body::{Body, collect, read_within};
 pub(crate) use call_context::CallContext;
 pub(crate) use destination::Destination;
 use destination::Parts;
-pub(crate) use pause::{HeadWait, PauseLimits};
+pub(crate) use pause::{EVENT_IDLE_MAX, HeadWait, PauseLimits, REQUEST, Silence};
 pub(crate) use pool::{ConnectionPool, METADATA};
 use stream::EngineStream;
 pub(crate) use upgrade::UpgradedCall;
@@ -107,18 +107,6 @@ pub(crate) enum CallError {
     /// The engine does not say that it began from the token ids that it got. It works; others may take them.
     #[error("the rest does not begin from the token ids; vLLM has to take prompt_token_ids")]
     OtherPrompt,
-}
-
-/// Part of an answer that an engine did not send in time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("waiting for the {what}: nothing came within {limit:?}, the limit of timeouts.{key}")]
-pub(crate) struct Silence {
-    /// Part of the answer that was awaited.
-    pub(crate) what: &'static str,
-    /// The setting in `[timeouts]`.
-    pub(crate) key: &'static str,
-    /// Value of that setting.
-    pub(crate) limit: Duration,
 }
 
 impl Upstream {

@@ -153,6 +153,17 @@ impl Activity {
         self.created + Duration::from_millis(self.alive_ms.load(Ordering::Relaxed))
     }
 
+    /// Returns whether the engine reports figures that move while it works.
+    pub(crate) fn counts_its_work(&self) -> bool {
+        let signs = self.track.lock().signs;
+        signs.is_some_and(|signs| signs.progress.is_known() || signs.kv_tokens.is_some())
+    }
+
+    /// Returns whether the worker gave a sign of progress since `at`.
+    pub(crate) fn progressed_since(&self, at: Instant) -> bool {
+        self.heard.load(Ordering::Relaxed) || self.alive_at() >= at
+    }
+
     /// Like [`Activity::alive_at`]. Where figures are not known, an answered health check is a sign, too.
     pub(crate) fn works_at(&self) -> Instant {
         let healthy = self.created + Duration::from_millis(self.healthy_ms.load(Ordering::Relaxed));

@@ -107,6 +107,8 @@ enum Checked {
     Misconfigured,
     /// The gateway could not ask.
     Unknown,
+    /// No answer came in time.
+    TimedOut(String),
 }
 
 impl Prober {
@@ -228,9 +230,9 @@ impl Probe {
     async fn run(mut self) {
         self.read_facts().await;
         let (mut stale, mut checks) = (false, 0_u32);
-        let mut load_due = Instant::now();
+        let (mut load_due, mut checked) = (Instant::now(), Instant::now());
         loop {
-            let checked = Instant::now();
+            let before = std::mem::replace(&mut checked, Instant::now());
             // An engine that was away may have restarted: with another model, or other engine ids. A sleeping
             // engine may have been woken.
             stale |= self.checks.failing() || self.incomplete || self.worker.is_asleep();
@@ -255,7 +257,10 @@ impl Probe {
                         self.log("healthy", "");
                     }
                 }
-                Err(problem) => self.failed(&problem),
+                Ok(Checked::TimedOut(_)) if self.worker.activity().progressed_since(before) => {
+                    self.checks.excused();
+                }
+                Ok(Checked::TimedOut(problem)) | Err(problem) => self.failed(&problem),
             }
             let config = *self.config.borrow();
             let pace = config.pace(self.registry.snapshot().workers().len());
@@ -304,6 +309,7 @@ impl Probe {
                 match self.facts(false).await {
                     Ok(()) => Ok(Checked::Healthy),
                     Err(Problem::Contradiction) => Ok(Checked::Misconfigured),
+                    Err(Problem::TimedOut(problem)) => Ok(Checked::TimedOut(problem)),
                     Err(Problem::Failed(problem)) => Err(problem),
                 }
             }
@@ -316,6 +322,7 @@ impl Probe {
                 self.process_gone();
                 Err(problem)
             }
+            Response::TimedOut(problem) => Ok(Checked::TimedOut(problem)),
             Response::Untrusted(problem) | Response::Status(_, problem) | Response::Failed(problem) => {
                 Err(problem)
             }

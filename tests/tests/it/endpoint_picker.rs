@@ -92,6 +92,19 @@ async fn refused(
 }
 
 #[tokio::test]
+async fn f4_the_booking_of_a_request_that_never_comes_expires_and_is_counted() {
+    let builder = builder(1).config(|config| config.timeouts.booking = Duration::from_millis(500));
+    let (cluster, picker) = started(builder).await;
+    let (picked, carried) = picker.ask(CHAT, &[], &chat()).await.unwrap();
+    assert_eq!((picked.endpoint(), cluster.booked()), (Some(&*address(&cluster, 0)), 1));
+    cluster.until("the booking expired", |cluster| cluster.booked() == 0).await.unwrap();
+    // F4.9
+    assert_eq!(cluster.gateway.state().metrics.expired_bookings.get(), 1);
+    drop(carried);
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
 async fn r1_the_endpoint_is_named_and_the_body_comes_back() {
     let (cluster, picker) = cluster(1).await;
     let body = chat();

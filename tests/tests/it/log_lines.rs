@@ -155,6 +155,40 @@ async fn jumping_sequence_numbers_of_kv_events_write_a_line_a_second_and_are_cou
 }
 
 #[tokio::test]
+async fn i3_a_whole_answer_that_is_given_up_has_a_line_with_its_request_and_limit() {
+    let path =
+        concat!(module_path!(), "::i3_a_whole_answer_that_is_given_up_has_a_line_with_its_request_and_limit");
+    if !own_process(path) {
+        return;
+    }
+    let log = log();
+    for (limit, stream) in [("whole_head", false), ("request", false), ("request", true)] {
+        let builder = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).config(|config| {
+            let timeouts = &mut config.timeouts;
+            *if limit == "request" { &mut timeouts.request } else { &mut timeouts.whole_head } =
+                Duration::from_millis(300);
+            config.routing.retries = 0;
+        });
+        let cluster = builder.start().await.unwrap();
+        cluster.sims[0].set_faults(vec![Fault::always(FaultKind::HangBeforeHeaders)]);
+        let body = format!(r#"{{"model":"tiny","max_tokens":2,"messages":[],"stream":{stream}}}"#);
+        let id = [("x-request-id", format!("req-{limit}-{stream}"))];
+        let id = id.each_ref().map(|(name, value)| (*name, value.as_str()));
+        assert_eq!(cluster.client.post("/v1/chat/completions", &id, body).await.unwrap().status, 504);
+    }
+    let text = String::from_utf8_lossy(&log.0.lock()).into_owned();
+    let lines =
+        text.lines().filter(|line| line.contains("answer that is not streamed was not complete in time"));
+    let lines: Vec<&str> = lines.collect();
+    assert_eq!(lines.len(), 2, "{lines:?}");
+    for (line, limit) in lines.iter().zip(["whole_head", "request"]) {
+        let (request, limit) = (format!("request=\"req-{limit}-false\""), format!("limit=timeouts.{limit}"));
+        // I3.23
+        assert!(["WARN", "worker=1", &request, &limit].iter().all(|part| line.contains(part)), "{line}");
+    }
+}
+
+#[tokio::test]
 async fn p11_workers_with_one_address_for_kv_events_are_told() {
     let path = concat!(module_path!(), "::p11_workers_with_one_address_for_kv_events_are_told");
     if !own_process(path) {

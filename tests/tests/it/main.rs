@@ -122,3 +122,4 @@ mod unnamed_models;
 mod vllm_frontends;
 mod vllm_legs;
 mod whole_answers;
+mod working_engines;

@@ -119,6 +119,22 @@ async fn the_deadline_ends_a_request_whose_client_does_not_read() {
 }
 
 #[tokio::test]
+async fn f4_the_booking_of_a_client_that_does_not_read_expires_and_is_counted() {
+    let (cluster, fountain) = fountain(|config| {
+        config.timeouts.booking = Duration::from_millis(300);
+        config.timeouts.client_write = Duration::from_secs(3);
+    })
+    .await;
+    let client = begin(&cluster, STREAM).await;
+    cluster.until("the stream has begun", |_| fountain.streams() == 1).await.unwrap();
+    cluster.until("the booking expired", |cluster| cluster.booked() == 0).await.unwrap();
+    // F4.9
+    assert_eq!(sum(&cluster, "pointsman_expired_bookings_total", "").await, 1);
+    cluster.at_rest().await.unwrap();
+    drop(client);
+}
+
+#[tokio::test]
 async fn a_client_that_pauses_and_reads_on_gets_everything() {
     let config = SimConfig::instant(Dialect::Vllm, Role::Aggregated);
     let cluster = TestClusterBuilder::new().sim_with(config, "").start().await.unwrap();

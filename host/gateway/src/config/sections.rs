@@ -118,18 +118,20 @@ pub struct Timeouts {
     /// progress.
     #[key(default = secs(60), positive)]
     pub head: Duration,
-    /// Wait for the head of a prefill leg's answer, which comes after the prefill.
+    /// Wait for the head of a prefill leg's answer, which comes after the prefill, while its worker makes no
+    /// progress.
     #[key(default = secs(120), positive)]
     pub prefill_head: Duration,
-    /// Wait for the head of an answer that is not streamed: it comes after the last token.
+    /// Wait for the head of an answer that is not streamed, which comes after the last token, while its
+    /// worker makes no progress; otherwise the limit is `request`.
     #[key(default = secs(300), positive)]
     pub whole_head: Duration,
     /// Longest pause of an engine between two events, or within a whole answer, while its worker makes no
     /// progress.
     #[key(default = secs(60), positive)]
     pub event_idle: Duration,
-    /// Longest pause, and longest wait for a stream to begin, even while its worker makes progress; the
-    /// larger of the two limits counts.
+    /// Longest pause, and longest wait for a stream to begin or a prefill to end, even while its worker makes
+    /// progress; the larger of the two limits counts.
     #[key(default = secs(360), positive)]
     pub event_idle_max: Duration,
     /// Silence of a stream after which its client gets an SSE comment; 0: never.
@@ -147,7 +149,8 @@ pub struct Timeouts {
     /// Silence of both ends after which a WebSocket connection is closed.
     #[key(default = secs(300), positive)]
     pub realtime_idle: Duration,
-    /// Time without a token after which a booking stops counting as load.
+    /// Time without a token after which a booking stops counting as load: of a client that does not read, or
+    /// of a request that Envoy carries.
     #[key(default = secs(300), positive)]
     pub booking: Duration,
     /// How long requests in flight may run after the drain began.

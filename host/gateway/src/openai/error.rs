@@ -176,7 +176,7 @@ pub(crate) enum ApiError {
     #[error("{0}")]
     BadUpstream(String),
     /// An engine did not answer in time.
-    #[error("{0}; send the request again, or raise the limit")]
+    #[error("{0}; {advice}, or raise the limit", advice = .0.advice())]
     EngineTimeout(Silence),
     /// Two workers broke on the request, or on an equal one a moment ago.
     #[error(

@@ -79,10 +79,12 @@ impl Drive {
     }
 
     /// Suspects the decode worker too when the prefill leg of a pair timed out: the prefill engine waits for
-    /// the decode engine, so either of them may hang.
+    /// the decode engine, so either of them may hang. One that made progress meanwhile does not.
     pub(super) fn suspect_decode(&mut self) {
         let LegRun { candidate: Some(candidate), call: Some(_), .. } = &self.runs.answering else { return };
-        candidate.worker.note_timeout();
+        if candidate.worker.alive_at().elapsed() >= self.state.settings.leg_timeouts.prefill_head {
+            candidate.worker.note_timeout();
+        }
         let (prefill, answering) = (self.candidate(Leg::Prefill).map(id_of), Some(id_of(candidate)));
         self.attempts.suspect(PerLeg { prefill, answering });
     }

@@ -30,6 +30,14 @@ impl Drive {
         }
     }
 
+    /// Logs that the answer of a request that is not streamed is given up at the limit `timeouts.{key}`.
+    pub(super) fn warn_of_whole(&self, key: &'static str) {
+        let candidate = self.candidate(self.answering()).filter(|_| !self.request.stream);
+        let Some(worker) = candidate.map(|candidate| candidate.worker.id()) else { return };
+        let (request, limit) = (&self.account.request_id, format_args!("timeouts.{key}"));
+        tracing::warn!(request, %worker, %limit, "answer that is not streamed was not complete in time");
+    }
+
     /// Returns whether a worker that has been silent since `silent_from` had enough time to answer. Without
     /// `silent_from` it was not yet its turn.
     pub(super) fn is_late(&self, silent_from: Option<Instant>) -> bool {

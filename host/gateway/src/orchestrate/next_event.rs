@@ -9,7 +9,7 @@ use pointsman_workers::{Leg, PerLeg};
 use tokio::time::Instant;
 
 use super::{Drive, leg_run::LegAnswer, pending_head::first_event};
-use crate::upstream::{Body, CallError, UpgradedCall};
+use crate::upstream::{Body, CallError, REQUEST, UpgradedCall};
 
 /// The event that arrived first.
 pub(super) enum Next {
@@ -87,6 +87,9 @@ impl Drive {
             Alarm::Estimate => self.advance_estimate(),
             Alarm::Stale => self.expire(),
             Alarm::Deadline => {
+                if self.runs.answering.call.is_some() {
+                    self.warn_of_whole(REQUEST);
+                }
                 self.note_deadline(silent_from);
                 return Some(Event::Deadline);
             }

@@ -294,10 +294,11 @@ impl Drive {
         if leg == Leg::Prefill && error.is_fault() {
             self.failed_prefill = candidate.as_ref().map(|prefill| (prefill.worker.id(), error.kind()));
         }
-        if matches!(error, CallError::Timeout(_)) {
+        if let CallError::Timeout(silence) = &error {
             self.note_late(leg);
-            if leg == Leg::Prefill {
-                self.suspect_decode();
+            match leg {
+                Leg::Prefill => self.suspect_decode(),
+                Leg::Decode | Leg::Aggregated => self.warn_of_whole(silence.key),
             }
         }
         let has_answered = is_poison

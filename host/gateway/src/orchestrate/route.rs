@@ -7,7 +7,7 @@ use pointsman_routing::{
     Pairing, Purpose, Query, RefusedDecision, ReservedPlace, RouteError, Routed, RouterConfigOverride,
     RoutingRequest, SlotKind,
 };
-use pointsman_workers::Leg;
+use pointsman_workers::{Leg, PerLeg};
 use tokio::time::Instant;
 
 use super::{Drive, id_of, leg_run::LegBooking, plan};
@@ -287,10 +287,14 @@ impl Drive {
         }
     }
 
-    /// When the bookings expire unless a token arrives before (F4).
+    /// When the bookings expire unless a token arrives before (F4). A call in flight has limits of its own,
+    /// and the worker works on it until then.
     pub(crate) fn stale_at(&self) -> Option<Instant> {
-        let booked = self.runs.answering.booking.is_some() || self.runs.prefill.booking.is_some();
-        booked.then(|| self.account.last_life().max(self.booked_at) + self.state.settings.booking_ttl)
+        let PerLeg { prefill, answering } = &self.runs;
+        let is_booked = answering.booking.is_some() || prefill.booking.is_some();
+        let is_called = answering.call.is_some() || prefill.call.is_some();
+        let since = || self.account.last_life().max(self.booked_at);
+        (is_booked && !is_called).then(|| since() + self.state.settings.booking_ttl)
     }
 
     /// Releases bookings that had no token for too long. The request continues, and no longer counts as load.

@@ -32,7 +32,9 @@ use crate::{
         trace_context::{Links, Span},
     },
     telemetry::traces::LegTarget,
-    upstream::{self, Body, CallError, Destination, HeadWait, LegHeaders, Silence, Upstream},
+    upstream::{
+        self, Body, CallError, Destination, EVENT_IDLE_MAX, HeadWait, LegHeaders, REQUEST, Silence, Upstream,
+    },
 };
 
 /// Delays between repetitions of an abort.
@@ -111,7 +113,8 @@ impl Drive {
         let upstream = self.upstream.at_most_once();
         let limits = self.state.settings.leg_timeouts;
         let silence = head_of("prefill answer", "prefill_head", limits.prefill_head);
-        let pause = limits.pause();
+        let most = (EVENT_IDLE_MAX, limits.event_idle_max);
+        let (pause, request) = (limits.pause(), self.request_hash());
         // Only the answer of a completed handoff carries data.
         let carries_data = connector.handoff() == Some(HandoffKind::Completed);
         let worker = candidate.worker.clone();
@@ -130,7 +133,8 @@ impl Drive {
             let in_flight = InFlight::new(worker.clone(), None);
             let call = pin!(async {
                 let head = pin!(head_of_leg(&upstream, &to, headers, body, rank_is_chosen));
-                let (head, mut body) = upstream::with_time_limit(silence, head).await?.into_parts();
+                let wait = HeadWait { silence, most, worker: &worker, request };
+                let (head, mut body) = wait.of(head).await?.into_parts();
                 body.of_call(in_flight);
                 if carries_data {
                     let body = upstream::collect(body, Some(pause), Some(&mut held)).await?;
@@ -169,9 +173,11 @@ impl Drive {
         self.begin_estimate(leg, passes_on);
         let limits = self.state.settings.leg_timeouts;
         let (silence, most) = if streams {
-            (head_of("answer", "head", limits.head), limits.event_idle_max)
+            (head_of("answer", "head", limits.head), (EVENT_IDLE_MAX, limits.event_idle_max))
         } else {
-            (head_of("whole answer", "whole_head", limits.whole_head), Duration::ZERO)
+            // The deadline of the request ends it before.
+            let most = (REQUEST, self.state.settings.request_timeout);
+            (head_of("whole answer", "whole_head", limits.whole_head), most)
         };
         let (pause, request, mut held) = (limits.pause(), self.request_hash(), self.state.body_bytes.share());
         // The engine of a pair answers after the prefill, which has a limit of its own.

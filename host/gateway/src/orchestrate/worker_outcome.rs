@@ -43,6 +43,8 @@ pub(super) fn note_failure(
 ) {
     let (spec, worker) = (candidate.worker.spec(), &candidate.worker);
     state.metrics.leg(leg.as_str(), spec.engine.as_str(), error.kind());
+    // It works on other requests, or on a long one.
+    let is_slow = matches!(error, CallError::Timeout(silence) if silence.worker_made_progress());
     if let Some(refusal) = error.refusal() {
         // The task of a prefill call has released its booking.
         let others = worker.own_requests().saturating_sub(u32::from(leg != Leg::Prefill));
@@ -50,11 +52,11 @@ pub(super) fn note_failure(
             candidate.load().observe_outcome(false);
         }
         tracing::debug!(worker = %spec.id, pause = ?worker.pause(), "worker paused: its engine has too much to do");
-    } else if error.is_fault() && matches!(blame, Blame::Worker | Blame::Handoff) {
+    } else if error.is_fault() && !is_slow && matches!(blame, Blame::Worker | Blame::Handoff) {
         candidate.load().observe_outcome(false);
         if blame == Blame::Handoff { worker.charge_broken_handoff() } else { worker.note_outcome(false) }
     }
-    if error.breaks_engine() {
+    if error.breaks_engine() && !is_slow {
         worker.note_broke();
     }
     match error {
@@ -63,7 +65,7 @@ pub(super) fn note_failure(
             worker.note_connect_failed();
         }
         CallError::Status { status: StatusCode::LOOP_DETECTED, .. } => warn_of_loop(spec),
-        CallError::Timeout(_) => worker.note_timeout(),
+        CallError::Timeout(_) if !is_slow => worker.note_timeout(),
         CallError::Broken(_) => worker.note_restart(),
         _ => {}
     }

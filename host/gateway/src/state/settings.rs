@@ -116,13 +116,14 @@ pub(crate) struct LegTimeouts {
     /// Time until the head of a streamed answer, and again until its first event, while the worker makes no
     /// progress.
     pub head: Duration,
-    /// Time until the head of a prefill leg's answer.
+    /// Time until the head of a prefill leg's answer, while the worker makes no progress.
     pub prefill_head: Duration,
-    /// Time until the head of an answer that is not streamed.
+    /// Time until the head of an answer that is not streamed, while the worker makes no progress.
     pub whole_head: Duration,
     /// Longest pause within an answer while the worker makes no progress.
     pub event_idle: Duration,
-    /// Longest pause within an answer, and before that of a stream, even while the worker makes progress.
+    /// Longest pause within an answer, and before that of a stream or a prefill leg, even while the worker
+    /// makes progress.
     pub event_idle_max: Duration,
     /// Silence after which the client of a stream gets a comment; 0 sends none.
     pub stream_comment: Duration,

@@ -5,7 +5,41 @@ use std::pin::Pin;
 use pointsman_workers::Worker;
 use tokio::time::{Duration, Instant};
 
-use super::{CallError, Silence};
+use super::CallError;
+
+/// Setting that bounds a pause of a worker that makes progress.
+pub(crate) const EVENT_IDLE_MAX: &str = "event_idle_max";
+/// Setting that bounds the wait for an answer that is not streamed, of a worker that makes progress.
+pub(crate) const REQUEST: &str = "request";
+
+/// Part of an answer that an engine did not send in time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("waiting for the {what}: nothing came within {limit:?}, the limit of timeouts.{key}")]
+pub(crate) struct Silence {
+    /// Part of the answer that was awaited.
+    pub(crate) what: &'static str,
+    /// The setting in `[timeouts]`.
+    pub(crate) key: &'static str,
+    /// Value of that setting.
+    pub(crate) limit: Duration,
+}
+
+impl Silence {
+    /// Returns whether the worker made progress until the end of the wait. Then it has not failed: it works
+    /// on other requests, or on a long one.
+    #[must_use]
+    pub(crate) fn worker_made_progress(&self) -> bool {
+        [EVENT_IDLE_MAX, REQUEST].contains(&self.key)
+    }
+
+    /// Returns what a client may do instead of waiting longer.
+    pub(crate) fn advice(&self) -> &'static str {
+        match self.key {
+            "whole_head" => "ask for a stream (`stream: true`)",
+            _ => "send the request again",
+        }
+    }
+}
 
 /// Limits of a pause. A worker that makes progress may pause for longer: it may hold back a tool call, or
 /// serve others.
@@ -57,11 +91,18 @@ impl PauseLimits {
     }
 
     /// Like [`PauseLimits::silence_between_events`], of the head or the first event of an answer. `silence`
-    /// names it, and the setting of `idle`.
-    pub(crate) fn silence_before(self, silence: Silence, from: Instant, worker: Option<&Worker>) -> Silence {
-        let progress = worker.map_or(from, |worker| worker.alive_at().max(from));
+    /// names it, and the setting of `idle`; `most_key` is the setting of `most`.
+    pub(crate) fn silence_before(
+        self,
+        silence: Silence,
+        most_key: &'static str,
+        from: Instant,
+        worker: Option<&Worker>,
+    ) -> Silence {
+        let works = worker.filter(|worker| worker.stuck().is_none());
+        let progress = works.map_or(from, |worker| worker.alive_at().max(from));
         if self.most > self.idle && Instant::now() < progress + self.idle {
-            return Silence { key: "event_idle_max", limit: self.most, ..silence };
+            return Silence { key: most_key, limit: self.most, ..silence };
         }
         silence
     }
@@ -69,7 +110,7 @@ impl PauseLimits {
     /// Says what was not sent before the end.
     pub(crate) fn silence(self, what: &'static str, from: Instant, now: Instant) -> Silence {
         if self.most > self.idle && now >= from + self.most {
-            return Silence { what, key: "event_idle_max", limit: self.most };
+            return Silence { what, key: EVENT_IDLE_MAX, limit: self.most };
         }
         Silence { what, key: "event_idle", limit: self.idle }
     }
@@ -79,8 +120,8 @@ impl PauseLimits {
 pub(crate) struct HeadWait<'a> {
     /// What is awaited. Its limit counts while the worker makes no progress.
     pub(crate) silence: Silence,
-    /// Longest wait in any case; used if it is longer.
-    pub(crate) most: Duration,
+    /// Longest wait in any case, with its setting; used if it is longer.
+    pub(crate) most: (&'static str, Duration),
     pub(crate) worker: &'a Worker,
     /// Hash of the request's id.
     pub(crate) request: u64,
@@ -95,7 +136,7 @@ impl HeadWait<'_> {
         self,
         mut call: Pin<&mut impl Future<Output = Result<T, CallError>>>,
     ) -> Result<T, CallError> {
-        let Self { silence, most, worker, request } = self;
+        let Self { silence, most: (most_key, most), worker, request } = self;
         let (limits, from) = (PauseLimits { idle: silence.limit, most }, Instant::now());
         let mut until = limits.half(from);
         loop {
@@ -103,12 +144,15 @@ impl HeadWait<'_> {
                 return outcome;
             }
             worker.read_figures();
-            let (now, end) = (Instant::now(), limits.end_before(from, Some(worker)));
+            // So long a wait needs figures that move: any request that hangs runs.
+            let works = Some(worker).filter(|worker| most_key != REQUEST || worker.counts_its_work());
+            let (now, end) = (Instant::now(), limits.end_before(from, works));
             if now >= from + limits.idle {
                 worker.note_deadline(request);
             }
             if now >= end {
-                return Err(CallError::Timeout(limits.silence_before(silence, from, Some(worker))));
+                let silence = limits.silence_before(silence, most_key, from, works);
+                return Err(CallError::Timeout(silence));
             }
             until = end;
         }

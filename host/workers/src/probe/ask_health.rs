@@ -50,7 +50,7 @@ impl Probe {
         };
         let answers = match &answer {
             Response::Ok(_) | Response::Absent => true,
-            Response::Failed(_) | Response::Untrusted(_) => {
+            Response::TimedOut(_) | Response::Failed(_) | Response::Untrusted(_) => {
                 let url = format!("{}/server_info", self.worker.spec().url);
                 matches!(self.get_at(&url, MAX_FACTS_BODY).await, Response::Ok(_))
             }

@@ -86,6 +86,8 @@ pub(super) enum Response {
     Status(StatusCode, String),
     /// No process listens at the address.
     Refused(String),
+    /// No whole answer came in time.
+    TimedOut(String),
     /// Any other error, with its description. The request may be repeated.
     Failed(String),
     /// This host has no descriptor or port left, which says nothing about the worker.
@@ -123,6 +125,7 @@ impl Response {
             Self::Untrusted(problem)
             | Self::Status(_, problem)
             | Self::Refused(problem)
+            | Self::TimedOut(problem)
             | Self::Failed(problem)
             | Self::Shortage(problem) => Err(problem),
         }
@@ -191,7 +194,7 @@ impl ProbeClient {
         let Answered { status, body, connection } = match tokio::time::timeout(limit, call).await {
             Ok(Ok(answered)) => answered,
             Ok(Err(response)) => return (response, None),
-            Err(_) => return (Response::Failed(format!("GET {url}: timed out after {limit:?}")), None),
+            Err(_) => return (Response::TimedOut(format!("GET {url}: timed out after {limit:?}")), None),
         };
         let response = match status {
             status if status.is_success() => Response::Ok(body),

@@ -60,6 +60,12 @@ impl HealthChecks {
         self.failures = 0;
     }
 
+    /// The check timed out, and the worker made progress since the check before: it may be too busy to answer
+    /// at once. The check does not count, and the next one may take the long time.
+    pub(super) fn excused(&mut self) {
+        (self.failures, self.quick) = (0, false);
+    }
+
     /// Returns the time limit of the next check. SGLang's `/health` takes a second or more by design, and any
     /// engine may be slow under load; most answer in milliseconds, and one of those that hangs has to be
     /// found soon. So an engine has the long time unless its last check was answered quickly. A first
@@ -146,6 +152,11 @@ mod tests {
         checks.took(Duration::from_millis(1_100), &config);
         checks.passed(&worker);
         assert_eq!(checks.limit(&config), long, "a slow engine");
+        // B7.9
+        checks.took(Duration::from_millis(5), &config);
+        checks.failed(&worker);
+        checks.excused();
+        assert_eq!((checks.failing(), checks.limit(&config)), (false, long), "a busy engine");
         let impatient = ProbeConfig { health_timeout: Duration::from_millis(1), ..config };
         assert_eq!(checks.limit(&impatient), short, "never less than the others");
     }

@@ -42,6 +42,7 @@ pub(super) async fn ask(
             Response::Untrusted(_)
             | Response::Status(..)
             | Response::Refused(_)
+            | Response::TimedOut(_)
             | Response::Failed(_)
             | Response::Shortage(_) => {
                 return Answer::Nothing;

@@ -21,6 +21,8 @@ const MAX_FACT_FAILURES: u32 = 3;
 pub(super) enum Problem {
     /// A request failed, or was answered with nonsense.
     Failed(String),
+    /// The engine did not list its models in time.
+    TimedOut(String),
     /// The engine reports other facts than the configuration has. The worker says which.
     Contradiction,
 }
@@ -39,7 +41,7 @@ impl Probe {
             match self.facts(failures < MAX_FACT_FAILURES).await {
                 Ok(()) => return,
                 Err(Problem::Contradiction) => {}
-                Err(Problem::Failed(problem)) => {
+                Err(Problem::Failed(problem) | Problem::TimedOut(problem)) => {
                     failures += 1;
                     if problem != last {
                         self.worker.set_problem(Some(problem.clone()));
@@ -62,7 +64,7 @@ impl Probe {
         match self.facts(false).await {
             Ok(()) => false,
             Err(Problem::Contradiction) => true,
-            Err(Problem::Failed(problem)) => {
+            Err(Problem::Failed(problem) | Problem::TimedOut(problem)) => {
                 self.log("facts_not_read", &problem);
                 false
             }
@@ -76,6 +78,9 @@ impl Probe {
         let mut owner = None;
         let answer = self.get("/v1/models").await;
         self.worker.set_refused(answer.is_refusal(), answer.refuses_key());
+        if let Response::TimedOut(problem) = answer {
+            return Err(Problem::TimedOut(problem));
+        }
         match answer.body()? {
             Some(body) => {
                 let list = models::models(&body)?;

@@ -50,6 +50,12 @@ impl Worker {
         self.activity.alive_at()
     }
 
+    /// Returns whether the engine reports figures that move while it works.
+    #[must_use]
+    pub fn counts_its_work(&self) -> bool {
+        self.activity.counts_its_work()
+    }
+
     /// Like [`Worker::alive_at`]. Where its engine's figures are not known, an answered health check counts,
     /// too, unless the worker is stuck.
     #[must_use]

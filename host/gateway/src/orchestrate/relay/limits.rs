@@ -8,7 +8,7 @@ use tokio::time::{Duration, Instant};
 use super::Relay;
 use crate::{
     openai::sse,
-    upstream::{CallError, Silence},
+    upstream::{CallError, EVENT_IDLE_MAX, Silence},
 };
 
 /// How long the body may take to end after `[DONE]`. The client has the whole answer by then.
@@ -29,7 +29,10 @@ impl Relay {
 
     fn next_moment(&self) -> Instant {
         let deadline = self.drive.deadline;
-        let bounded = self.drive.stale_at().map_or(deadline, |stale| stale.min(deadline));
+        // While the engine is read, a stale booking stays, unless the client stops to read.
+        let stays = |stale: &Instant| self.incoming.is_some() && *stale <= Instant::now();
+        let stale = self.drive.stale_at().filter(|stale| !stays(stale));
+        let bounded = stale.map_or(deadline, |stale| stale.min(deadline));
         let bounded = self.comment_at().map_or(bounded, |at| at.min(bounded));
         match self.silent_at() {
             Some(at) if self.begun => {
@@ -59,7 +62,7 @@ impl Relay {
         if self.over {
             return;
         }
-        if self.drive.stale_at().is_some_and(|stale| now >= stale) {
+        if self.incoming.is_none() && self.drive.stale_at().is_some_and(|stale| now >= stale) {
             self.drive.expire();
         }
         if self.comment_at().is_some_and(|at| now >= at) {
@@ -145,7 +148,7 @@ impl Relay {
             limits.pause().silence_between_events(self.event_at, self.worker())
         } else {
             let silence = Silence { what: "first event of the stream", key: "head", limit: limits.head };
-            limits.first_event().silence_before(silence, self.event_at, self.worker())
+            limits.first_event().silence_before(silence, EVENT_IDLE_MAX, self.event_at, self.worker())
         }))
     }
 
