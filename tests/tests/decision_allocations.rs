@@ -97,7 +97,7 @@ fn allocations(program: &Program, workers: u64, by_policy: bool) -> f64 {
     };
     let over = RouterConfigOverride::default();
     let decide = || {
-        let routed = router.route(&query, &over).unwrap();
+        let mut routed = router.route(&query, &over).unwrap();
         assert_eq!(routed.receipt.decider == Decider::Policy, by_policy, "{:?}", routed.receipt.decider);
         routed.record.keep();
     };

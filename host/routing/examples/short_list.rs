@@ -193,7 +193,7 @@ fn measure(workers: u64) {
                 compared.least += best;
             }
         }
-        let routed = all.route(&Query { explain: false, ..query }, &over).unwrap();
+        let mut routed = all.route(&Query { explain: false, ..query }, &over).unwrap();
         routed.record.keep();
         live.push_back(routed.booking);
         // A third of the requests in flight still computes its prompt.

@@ -250,8 +250,8 @@ mod tests {
             serde_json::from_str::<Request>(&text).unwrap()
         };
         let short = shorter(vec![line("[1, 2, 3, 4]"), line("[1, 2, 9, 4]")]);
-        let one_token_more =
-            Request { input_length: 2_049, hash_ids: vec![1, 2, 3, 4, 5], ..short[0].clone() };
+        let mut one_token_more = line("[1, 2, 3, 4, 5]");
+        one_token_more.input_length = 2_049;
         assert_eq!(shorter(vec![one_token_more])[0].hash_ids.len(), 2, "64 tokens are two blocks");
         assert_eq!((short[0].input_length, short[0].output_length), (64, 2));
         let [one, other] = [&short[0], &short[1]].map(|request| prompt(request, 0));

@@ -142,7 +142,7 @@ fn reasons(readiness: &Readiness, state: &State, snapshot: &Snapshot) -> Vec<Str
     reasons.extend(workers);
     let no_events = |id: WorkerId| Some(format!("worker {id}: {}", state.feeds.problem(id)?));
     reasons.extend(snapshot.workers().iter().filter_map(|worker| no_events(worker.id())));
-    let refusing = snapshot.workers().iter().filter(|worker| worker.refuses_key());
+    let refusing = snapshot.workers().iter().filter(|worker| worker.refuses_key_of_requests());
     reasons.extend(refusing.map(|worker| {
         format!(
             "the engine of worker {} refuses the gateway's key: check `api_key` of the worker",

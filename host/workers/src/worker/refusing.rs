@@ -95,13 +95,13 @@ impl Worker {
 
     /// Returns whether the engine refused the gateway's key since it last answered a request.
     #[must_use]
-    pub fn refuses_key(&self) -> bool {
+    pub fn refuses_key_of_requests(&self) -> bool {
         self.refusing.key.load(Ordering::Relaxed)
     }
 
     /// Forgets the refusals: the engine answered a request.
     pub(super) fn takes_requests(&self) {
-        if self.refuses_key() {
+        if self.refuses_key_of_requests() {
             self.refusing.key.store(false, Ordering::Relaxed);
         }
         if self.refuses_requests() {
