@@ -271,13 +271,8 @@ impl Probe {
                 load_due = Instant::now() + spread(pace.load_interval);
                 self.read_load().await;
             }
-            // A failed check is repeated as soon as in a small fleet, unless many fail.
             let failing = self.failing.set(self.checks.failing());
-            let interval = if self.checks.failing() {
-                config.interval_of_failing(config.interval, failing)
-            } else {
-                spread(pace.interval)
-            };
+            let interval = config.next_interval(self.checks.failing().then_some(failing), pace.interval);
             tokio::select! {
                 () = tokio::time::sleep(interval) => {}
                 () = self.worker.check_requested() => {

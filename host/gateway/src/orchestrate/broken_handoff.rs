@@ -1,5 +1,5 @@
-//! Decode legs that break on a handoff before their first token. Which worker of the pair is to blame does not
-//! show at once, so a retry avoids both.
+//! Decode legs that break on a handoff before their first token. Which worker of the pair is to blame does
+//! not show at once, so a retry avoids both.
 
 use pointsman_orchestration::HandoffKind;
 use pointsman_workers::{Candidate, Leg, PerLeg};
@@ -59,9 +59,9 @@ impl Drive {
         is_to_blame
     }
 
-    /// Avoids both workers of a handoff that broke. `is_unread`: the decode worker may not have read it, and is
-    /// only spared. Otherwise what the prefill worker has of the prompt draws no further request, and a local
-    /// prefill, where that is allowed, precedes another handoff of the same worker.
+    /// Avoids both workers of a handoff that broke. `is_unread`: the decode worker may not have read it, and
+    /// is only spared. Otherwise what the prefill worker has of the prompt draws no further request, and a
+    /// local prefill, where that is allowed, precedes another handoff of the same worker.
     pub(super) fn suspect_pair(&mut self, prefill: &Candidate, is_unread: bool) {
         let (prefill, decode) = (id_of(prefill), self.candidate(Leg::Decode).map(id_of));
         if is_unread {

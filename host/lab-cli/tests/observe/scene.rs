@@ -148,8 +148,8 @@ impl Scene {
         Some(self.router(command, clients).await)
     }
 
-    /// Starts Envoy in front of the engines with a file of `deploy/envoy`; `None` when it is not installed. With
-    /// `is_patient`, a busy observer loses no copy.
+    /// Starts Envoy in front of the engines with a file of `deploy/envoy`; `None` when it is not installed.
+    /// With `is_patient`, a busy observer loses no copy.
     pub(super) async fn envoy(&self, file: &str, is_patient: bool) -> Option<(Envoy, String)> {
         let given = std::env::var_os("POINTSMAN_ENVOY").map(PathBuf::from);
         let path = std::env::var_os("PATH").unwrap_or_default();

@@ -39,6 +39,12 @@ impl ProbeConfig {
         Pace { interval: stretch(self.interval), load_interval: stretch(self.load_interval) }
     }
 
+    /// Returns the time until the next check of a worker. `failing`: how many workers' last checks failed, if
+    /// this one's did. It is then checked as soon as in a small fleet, unless many fail.
+    pub(super) fn next_interval(&self, failing: Option<usize>, usual: Duration) -> Duration {
+        failing.map_or_else(|| spread(usual), |failing| self.interval_of_failing(self.interval, failing))
+    }
+
     /// Returns the time between two checks of a worker whose last one failed: `shortest`, or longer when many
     /// fail. Their checks take at most half of `max_per_second`.
     pub(super) fn interval_of_failing(&self, shortest: Duration, failing: usize) -> Duration {

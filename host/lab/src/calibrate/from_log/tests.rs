@@ -198,7 +198,7 @@ fn requests_that_are_not_streamed_are_load_and_their_counts_do_not_hide_estimate
         request.outcome.prompt_reported = Some(request.input_tokens);
         (request.outcome.ttft_ms, request.outcome.itl_ms) = (None, None);
     };
-    // I10.9: two of three requests are not streamed, and most others run beside one.
+    // I10.10: two of three requests are not streamed, and most others run beside one.
     let mut requests = aggregated(Traffic { count: 900, ..TRAFFIC }, 1);
     let mixed = |requests: &mut [LoggedRequest]| {
         (0..).zip(requests).filter(|(number, _)| number % 3 > 0).for_each(|(_, one)| not_streamed(one));
