@@ -227,6 +227,6 @@ if [ -n "$verify" ]; then
 fi
 rm -rf "$output"
 mkdir -p "$output"
-cp "$first"/files/* ${counts:+"$counts"{,.sources,.bolt}} "$output"
+cp "$first"/files/* ${counts:+"$counts" "$counts.sources" "$counts.bolt"} "$output"
 if [ -n "$counts" ]; then (cd "$output" && sha256sum "$(basename "$counts")"{,.sources,.bolt} >> SHA256SUMS); fi
 echo "$version is in $output"

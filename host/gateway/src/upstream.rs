@@ -257,6 +257,13 @@ impl CallError {
         }
     }
 
+    /// Returns whether the limit that ended the call is one of a worker that made progress: it works on other
+    /// requests, or on a long one.
+    #[must_use]
+    pub(crate) fn is_of_slow_worker(&self) -> bool {
+        matches!(self, Self::Timeout(silence) if silence.worker_made_progress())
+    }
+
     /// Like [`Self::breaks_engine`], or the engine may have broken on a request that it did not answer.
     #[must_use]
     pub(crate) fn may_break_engine(&self) -> bool {

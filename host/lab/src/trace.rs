@@ -159,7 +159,10 @@ pub enum TraceError {
         problem: String,
     },
     /// The lines of a session do not make prompts.
-    #[error("{file}: read as mooncake-delta, in which the prompts of a session grow: {problem}")]
+    #[error(
+        "{file}: read as mooncake-delta, in which the prompts of a session grow: {problem}; --skip-bad leaves such \
+         requests out, and --format mooncake reads whole prompts"
+    )]
     Turns {
         /// The file.
         file: String,

@@ -73,7 +73,7 @@ pub struct Attempts {
     /// A leg, and the worker that failed it and may not have read it.
     spared: Option<(Leg, WorkerId)>,
     /// Workers of a pair one of which failed the request.
-    suspects: PerLeg<Option<CandidateId>>,
+    suspects: PerLeg<Option<WorkerId>>,
     waiting: Option<Waiting>,
     /// When the request entered the queue.
     parked: Option<Instant>,
@@ -152,11 +152,11 @@ impl Attempts {
         (self.spared, self.failed) = (Some(failed), true);
     }
 
-    /// Suspects both workers of a pair, one of which failed the request. Neither is tried again while the
-    /// leg has another worker; without one, a worker of the pair may be tried with another partner.
-    pub fn suspect(&mut self, pair: PerLeg<Option<CandidateId>>) {
+    /// Suspects both workers of a pair, one of which failed the request. No rank of them is tried again while
+    /// the leg has another worker; without one, a worker of the pair may be tried with another partner.
+    pub fn suspect(&mut self, pair: PerLeg<Option<WorkerId>>, ranks: impl IntoIterator<Item = CandidateId>) {
         self.suspects = pair;
-        for id in [pair.prefill, pair.answering].into_iter().flatten() {
+        for id in ranks {
             if !self.tried.contains(&id) {
                 self.tried.push(id);
             }
@@ -294,7 +294,7 @@ impl Attempts {
     fn forgive_suspect(&mut self, leg: Leg) -> bool {
         let Some(forgiven) = self.suspects[leg] else { return false };
         self.suspects = PerLeg::default();
-        self.tried.retain(|tried| *tried != forgiven);
+        self.tried.retain(|(worker, _)| *worker != forgiven);
         true
     }
 

@@ -257,9 +257,7 @@ impl Probe {
                         self.log("healthy", "");
                     }
                 }
-                Ok(Checked::TimedOut(_)) if self.worker.activity().progressed_since(before) => {
-                    self.checks.excused();
-                }
+                Ok(Checked::TimedOut(_)) if self.worker.works_since(before) => self.checks.excused(),
                 Ok(Checked::TimedOut(problem)) | Err(problem) => self.failed(&problem),
             }
             let config = *self.config.borrow();

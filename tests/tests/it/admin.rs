@@ -201,6 +201,7 @@ async fn with_the_token_a_change_needs_neither_a_name_nor_json() {
 async fn k1_wrong_keys_from_a_trusted_proxy_do_not_slow_its_clients_down() {
     let cluster = TestClusterBuilder::new()
         .config(|config| {
+            config.server.admin_token = Some("s3cret".into());
             config.auth.keys = pointsman_tests::client_keys(&[("sk-1", "")]);
             config.auth.trusted_proxies = vec!["127.0.0.0/8".to_owned()];
         })
@@ -215,6 +216,13 @@ async fn k1_wrong_keys_from_a_trusted_proxy_do_not_slow_its_clients_down() {
         assert_eq!((reply.status.as_u16(), reply.code()), (401, "unauthorized".to_owned()), "{number}");
     }
     assert_eq!(cluster.metric("pointsman_wrong_keys_total{reason=\"clients\"}").await.unwrap(), [12.0]);
+    let mut last = 0;
+    for _ in 0..11 {
+        let wrong = [("authorization", "Bearer wrong")];
+        last = cluster.admin.post("/policies/reload", &wrong, "").await.unwrap().status.as_u16();
+    }
+    // K1.12
+    assert_eq!(last, 429, "operators do not share the address of a proxy");
 }
 
 #[tokio::test]

@@ -541,6 +541,30 @@ async fn r4_a_pair_whose_prefill_workers_refuse_work_is_prefilled_by_the_decode_
 }
 
 #[tokio::test]
+async fn r2_an_error_of_a_picked_decode_engine_is_the_answer_also_where_local_prefill_is_allowed() {
+    let (cluster, picker) = started(pair().config(|config| config.routing.local_fallback = true)).await;
+    let (_, mut carried) = picker.ask(CHAT, &[], &chat()).await.unwrap();
+    carried.answer_head(500, "application/json", None).unwrap();
+    carried.answer_body(b"{}", true).unwrap();
+    carried.close();
+    while carried.next().await.unwrap().is_some() {}
+    cluster.at_rest().await.unwrap();
+    let answered = "pointsman_requests_total{endpoint=\"chat_completions\",model=\"tiny\",status=\"500\"";
+    // R2.4
+    assert_eq!(cluster.metric(answered).await.unwrap(), [1.0]);
+    // E6.13: it is for requests that the gateway sends.
+    assert_eq!(
+        cluster
+            .metric("pointsman_handoffs_total{reason=\"local_fallback\"}")
+            .await
+            .unwrap()
+            .iter()
+            .sum::<f64>(),
+        0.0
+    );
+}
+
+#[tokio::test]
 async fn r2_the_cached_tokens_that_a_decode_engine_counts_wrong_are_not_recorded() {
     let (cluster, picker) = started(pair()).await;
     let usage = "\"completion_tokens\":2,\"prompt_tokens_details\":{\"cached_tokens\":9}";

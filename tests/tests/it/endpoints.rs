@@ -727,6 +727,30 @@ async fn i7_what_a_page_of_another_site_sends_without_asking_is_refused() {
 }
 
 #[tokio::test]
+async fn i7_a_page_of_another_site_previews_and_cancels_nothing() {
+    let cluster = aggregated().await;
+    let page = [("origin", "http://evil.example")];
+    let held = [page[0], ("authorization", "Basic YTpi")];
+    let chat = requests()[2].2.clone();
+    let cases = [("/v1/route", chat, 200), ("/v1/responses/resp_none/cancel", String::new(), 404)];
+    for (path, body, _) in &cases {
+        for headers in [&page[..], &held] {
+            let reply = cluster.client.post_as("text/plain", path, headers, body.clone()).await.unwrap();
+            // I7.10
+            assert_eq!((reply.status.as_u16(), &*reply.code()), (403, "forbidden"), "{path}: {reply:?}");
+        }
+    }
+    assert!(!cluster.sims[0].recorded().iter().any(|seen| seen.path.ends_with("/cancel")));
+    for (path, body, status) in cases {
+        let program = post(&cluster, path, "text/plain", body.clone()).await;
+        assert_eq!(program.status.as_u16(), status, "{path}: {program:?}");
+        let asked = cluster.client.post(path, &page, body).await.unwrap();
+        // I7.10
+        assert_eq!(asked.status.as_u16(), status, "{path}: {asked:?}");
+    }
+}
+
+#[tokio::test]
 async fn b12_clients_of_messages_send_their_key_as_anthropic_s_do_and_errors_have_its_shape() {
     let cluster = TestClusterBuilder::new()
         .config(|config| config.auth.keys = pointsman_tests::client_keys(&[("alpha", "")]))

@@ -226,7 +226,7 @@ async fn l5_a_stream_pauses_twice_at_most_and_the_newest_one_first() {
     let old = Begun::of(&cluster, CHAT, LOW, tokens(4_000)).await;
     let mut newest = Begun::of(&cluster, CHAT, LOW, tokens(4_000)).await;
     for round in 1..=2 {
-        let high = Begun::of(&cluster, CHAT, HIGH, tokens(100)).await;
+        let high = Begun::of(&cluster, CHAT, HIGH, tokens(400)).await;
         assert_eq!(paused(&cluster), 1);
         high.all().await;
         // L5.3: events of it arrived only before the pause and after it
@@ -235,7 +235,7 @@ async fn l5_a_stream_pauses_twice_at_most_and_the_newest_one_first() {
         }
         assert_eq!((paused(&cluster), counted(&cluster, "continued").await), (0, f64::from(round)));
     }
-    let high = Begun::of(&cluster, CHAT, HIGH, tokens(300)).await;
+    let high = Begun::of(&cluster, CHAT, HIGH, tokens(1_000)).await;
     for _ in 0..60 {
         newest.1.push(newest.0.next().await.unwrap().unwrap());
     }

@@ -149,8 +149,8 @@ pub struct Timeouts {
     /// Silence of both ends after which a WebSocket connection is closed.
     #[key(default = secs(300), positive)]
     pub realtime_idle: Duration,
-    /// Time without a token after which a booking stops counting as load: of a client that does not read, or
-    /// of a request that Envoy carries.
+    /// Time without a token after which a booking stops counting as load: of a client that does not read, of
+    /// a request that waits without a call to a worker, or of one that Envoy carries.
     #[key(default = secs(300), positive)]
     pub booking: Duration,
     /// How long requests in flight may run after the drain began.

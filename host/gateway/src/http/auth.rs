@@ -155,7 +155,8 @@ pub(crate) async fn wrong_key(
     error: ApiError,
 ) -> ApiError {
     state.metrics.wrong_key(listener);
-    if state.settings.is_trusted_proxy(peer) || !state.bad_keys.note(peer) {
+    let is_of_many = listener == "clients" && state.settings.is_trusted_proxy(peer);
+    if is_of_many || !state.bad_keys.note(peer) {
         return error;
     }
     tokio::time::sleep(DELAY).await;

@@ -3,6 +3,7 @@
 
 use axum::http::{HeaderMap, HeaderValue, Uri, header};
 
+use super::credentials::bearer;
 use crate::openai::{client_key::API_KEY, error::ApiError, short_text::shortened};
 
 /// Refuses a request that a browser sends for a page of another site without asking, unless `allowed` has the
@@ -17,8 +18,8 @@ pub(super) fn check_page(headers: &HeaderMap, uri: &Uri, allowed: &[HeaderValue]
         return Ok(());
     }
     Err(ApiError::ForeignOrigin(format!(
-        "checking the Origin header: `{}` is another site, and its browser sends such a request without asking; send it \
-         with `content-type: application/json`, or add the origin to server.cors_origins",
+        "checking the Origin header: `{}` is another site, and its browser sends such a request without asking; \
+         send a key, or JSON (`content-type: application/json`), or add the origin to server.cors_origins",
         shortened(&String::from_utf8_lossy(origin.as_bytes()))
     )))
 }
@@ -31,11 +32,14 @@ pub(crate) fn is_json(headers: &HeaderMap) -> bool {
 }
 
 /// Returns whether a browser asks before it sends a request with these headers for a page of another site.
+/// It does not ask for the credentials of other schemes that it holds, and attaches them by itself.
 fn is_asked_for(headers: &HeaderMap) -> bool {
-    is_json(headers) || headers.contains_key(header::AUTHORIZATION) || headers.contains_key(API_KEY)
+    let has_token = bearer(headers).is_ok_and(|token| token.is_some());
+    is_json(headers) || has_token || headers.contains_key(API_KEY)
 }
 
 /// Returns whether a page has the origin of this listener, or of a proxy before it that changes the host.
+/// Browsers send `sec-fetch-site` over HTTPS and to localhost only.
 fn is_of_this_site(origin: &HeaderValue, headers: &HeaderMap, uri: &Uri) -> bool {
     let site = headers.get("sec-fetch-site");
     if site.is_some_and(|site| site == "same-origin") {
@@ -65,9 +69,15 @@ mod tests {
             let allowed: Vec<HeaderValue> = allowed.iter().map(|one| HeaderValue::from_static(one)).collect();
             check_page(&headers, &uri.parse().unwrap(), &allowed).is_ok()
         };
-        for given in
-            [vec![foreign.clone()], vec![foreign.clone(), text.clone()], vec![(header::ORIGIN, "null")]]
-        {
+        let held = |value| vec![foreign.clone(), (header::AUTHORIZATION, value)];
+        for given in [
+            vec![foreign.clone()],
+            vec![foreign.clone(), text.clone()],
+            vec![(header::ORIGIN, "null")],
+            held("Basic YTpi"),
+            held("Negotiate YII"),
+            held("Bearer"),
+        ] {
             // I7.10
             assert!(
                 !passes(&given, "/", &[]) && !passes(&given, "/", &["https://evil.example"]),
@@ -75,10 +85,11 @@ mod tests {
             );
             assert!(passes(&given, "/", &["http://evil.example", "*"]), "{given:?}");
         }
-        assert!(passes(&[foreign.clone()], "/", &["http://evil.example"]));
+        assert!(passes(std::slice::from_ref(&foreign), "/", &["http://evil.example"]));
         for sent_by_others in [
             (header::CONTENT_TYPE, "Application/JSON; charset=utf-8"),
             (header::AUTHORIZATION, "Bearer a"),
+            (header::AUTHORIZATION, "bEARER a"),
             (API_KEY, "a"),
             (HeaderName::from_static("sec-fetch-site"), "same-origin"),
         ] {
@@ -87,7 +98,8 @@ mod tests {
         }
         let own = (header::ORIGIN, "http://10.0.0.1:8080");
         // I7.10
-        assert!(passes(&[text.clone()], "/", &[]) && passes(&[own.clone(), text.clone()], "/", &[]));
+        assert!(passes(std::slice::from_ref(&text), "/", &[]));
+        assert!(passes(&[own.clone(), text.clone()], "/", &[]));
         assert!(passes(&[own.clone(), text.clone()], "https://10.0.0.1:8080/v1", &[]), "HTTP/2");
         assert!(!passes(&[own, text], "https://10.0.0.2:8080/v1", &[]));
     }

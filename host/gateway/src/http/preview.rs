@@ -30,6 +30,7 @@ pub(super) async fn route(thread: Extract<DataThread>, request: HttpRequest<Body
     let Arrival { sender, first_byte: started, .. } = Arrival::of(&parts.extensions);
     let id = request_id(&parts.headers);
     let answered = async {
+        thread.check_page(&parts.headers, &parts.uri)?;
         upstream.set_via_from(&parts.headers)?;
         let caller = identify(&state, &parts.headers, &sender).await?;
         let Admitted { body, caller, held: _held } =

@@ -68,6 +68,10 @@ async fn serve(thread: &DataThread, request: Parts, id: &str, path: String) -> R
         Account::new(state.metrics.clone(), request_id(headers), Endpoint::StoredResponse, started);
     let deadline = started + state.settings.request_timeout;
     let answered = async {
+        // A browser asks before it sends DELETE, and shows the page no answer to GET.
+        if request.method == Method::POST {
+            thread.check_page(headers, &request.uri)?;
+        }
         upstream.set_via_from(headers)?;
         let caller = identify(&state, headers, &sender).await?;
         account.counts_for(state.tenant_metrics.of(caller.tenant_name()));

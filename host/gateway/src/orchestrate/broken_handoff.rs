@@ -1,8 +1,11 @@
 //! Decode legs that break on a handoff before their first token. Which worker of the pair is to blame does
 //! not show at once, so a retry avoids both.
 
+use std::sync::Arc;
+
 use pointsman_orchestration::HandoffKind;
-use pointsman_workers::{Candidate, Leg, PerLeg};
+use pointsman_routing::CandidateId;
+use pointsman_workers::{Candidate, Leg, PerLeg, Worker};
 
 use super::{Drive, id_of, leg_run::LegRun, worker_outcome::Blame};
 use crate::{connectors::connector_for, upstream::CallError};
@@ -11,6 +14,11 @@ impl Drive {
     /// Returns the prefill worker whose handoff the decode leg got; `None` if decode computes the prompt.
     fn source(&self) -> Option<&Candidate> {
         let prefill = self.candidate(Leg::Prefill).filter(|_| self.answering() == Leg::Decode)?;
+        // The decode engine may have given up a prefill that is only slow.
+        let limit = self.state.settings.leg_timeouts.prefill_head;
+        if self.prefill_runs() && self.runs.prefill.sent.is_some_and(|sent| sent.elapsed() > limit) {
+            return None;
+        }
         let is_completed = connector_for(prefill.worker.spec()).handoff() == Some(HandoffKind::Completed);
         (!is_completed || self.handoff.is_some()).then_some(prefill)
     }
@@ -25,7 +33,8 @@ impl Drive {
     /// Returns the prefill worker of a handoff on which the decode worker broke before its first token. One
     /// that health checks found dead broke on nothing.
     pub(super) fn broken_handoff(&self, leg: Leg, error: &CallError) -> Option<Candidate> {
-        let broke = error.may_break_engine() && !matches!(error, CallError::Down);
+        let broke =
+            error.may_break_engine() && !error.is_of_slow_worker() && !matches!(error, CallError::Down);
         let is_own = self.executor.calls() && !self.runs[leg].aborted;
         self.source().filter(|_| leg == Leg::Decode && self.awaits_token && broke && is_own).cloned()
     }
@@ -47,7 +56,9 @@ impl Drive {
     /// Whether decode workers break on what a prefill worker hands over. It is charged then.
     fn blames_prefill(&self, prefill: &Candidate, decode: &Candidate, error: &CallError) -> bool {
         let was_failing = prefill.worker.is_failing();
-        let is_to_blame = prefill.worker.note_handoff_broke(&decode.worker);
+        // A kept connection that was closed may not have carried the handoff.
+        let charges = !matches!(error, CallError::Closed(_));
+        let is_to_blame = prefill.worker.note_handoff_broke(&decode.worker, charges) && charges;
         if is_to_blame {
             prefill.load().observe_outcome(false);
         }
@@ -63,29 +74,37 @@ impl Drive {
     /// is only spared. Otherwise what the prefill worker has of the prompt draws no further request, and a
     /// local prefill, where that is allowed, precedes another handoff of the same worker.
     pub(super) fn suspect_pair(&mut self, prefill: &Candidate, is_unread: bool) {
-        let (prefill, decode) = (id_of(prefill), self.candidate(Leg::Decode).map(id_of));
+        let id = prefill.worker_id();
+        let decode = self.candidate(Leg::Decode).filter(|_| !is_unread).map(|decode| decode.worker.clone());
+        let ranks = ranks_of([Some(&prefill.worker), decode.as_ref()]);
         if is_unread {
-            self.attempts.suspect(PerLeg { prefill: Some(prefill), answering: None });
+            self.attempts.suspect(PerLeg { prefill: Some(id), answering: None }, ranks);
             return;
         }
         self.runs.prefill.withdraw_record();
-        self.failed_prefill = Some((prefill.0, "broken_handoff"));
-        let runs_locally = self.legs.may_fall_back();
-        if runs_locally {
-            self.attempts.note_failure(Some(prefill));
-        }
-        let prefill = Some(prefill).filter(|_| !runs_locally);
-        self.attempts.suspect(PerLeg { prefill, answering: decode });
+        self.failed_prefill = Some((id, "broken_handoff"));
+        let forgivable = Some(id).filter(|_| !self.legs.may_fall_back());
+        let answering = decode.map(|decode| decode.id());
+        self.attempts.suspect(PerLeg { prefill: forgivable, answering }, ranks);
     }
 
     /// Suspects the decode worker too when the prefill leg of a pair timed out: the prefill engine waits for
-    /// the decode engine, so either of them may hang. One that made progress meanwhile does not.
-    pub(super) fn suspect_decode(&mut self) {
+    /// the decode engine, so either of them may hang. One that made progress meanwhile does not, nor does one
+    /// whose prefill worker `is_slow`.
+    pub(super) fn suspect_decode(&mut self, is_slow: bool) {
         let LegRun { candidate: Some(candidate), call: Some(_), .. } = &self.runs.answering else { return };
-        if candidate.worker.alive_at().elapsed() >= self.state.settings.leg_timeouts.prefill_head {
-            candidate.worker.note_timeout();
+        let worker = candidate.worker.clone();
+        if !is_slow && worker.alive_at().elapsed() >= self.state.settings.leg_timeouts.prefill_head {
+            worker.note_timeout();
         }
-        let (prefill, answering) = (self.candidate(Leg::Prefill).map(id_of), Some(id_of(candidate)));
-        self.attempts.suspect(PerLeg { prefill, answering });
+        let prefill = self.candidate(Leg::Prefill).map(|prefill| prefill.worker.clone());
+        let pair =
+            PerLeg { prefill: prefill.as_ref().map(|prefill| prefill.id()), answering: Some(worker.id()) };
+        self.attempts.suspect(pair, ranks_of([prefill.as_ref(), Some(&worker)]));
     }
+}
+
+/// Returns all ranks of these workers.
+fn ranks_of(workers: [Option<&Arc<Worker>>; 2]) -> Vec<CandidateId> {
+    workers.into_iter().flatten().flat_map(|worker| worker.candidates()).map(|rank| id_of(&rank)).collect()
 }

@@ -12,8 +12,9 @@ impl Drive {
     /// Gives engines time for what they still need, after the client has its answer: a prefill in flight may
     /// end, and its handoff is consumed.
     pub(super) fn extend_deadline(&mut self) {
-        let prefill =
-            if self.prefill_runs() { self.state.settings.leg_timeouts.prefill_head } else { Duration::ZERO };
+        let limits = &self.state.settings.leg_timeouts;
+        let longest = limits.prefill_head.max(limits.event_idle_max);
+        let prefill = if self.prefill_runs() { longest } else { Duration::ZERO };
         let candidate = self.runs.prefill.candidate.as_ref();
         let lease = candidate.map(|candidate| candidate.worker.spec().handoff_lease());
         self.deadline = Instant::now() + prefill + lease.unwrap_or_default();

@@ -273,10 +273,15 @@ impl Drive {
         let pin = self.request.hints.pinned(leg);
         let is_pinned = pin.is_some() && !is_unread && (leg != Leg::Decode || error.began());
         let asks = candidate.as_ref().is_some_and(|candidate| self.asks_another(leg, candidate, &error));
-        // A handoff that is in hand goes to another worker only if that one certainly takes it.
+        // A handoff that is in hand goes to another worker only if that one certainly takes it. What a proxy
+        // sends is not sent again.
         let may_serve = error.retryable() || asks || (leg != Leg::Decode && error.is_of_worker());
         let failed = Failed {
-            retryable: may_serve && !is_poison && !is_pinned && !stored::may_run_on(&self.request, &error),
+            retryable: may_serve
+                && self.executor.calls()
+                && !is_poison
+                && !is_pinned
+                && !stored::may_run_on(&self.request, &error),
             refused: error.is_refusal(),
             began: error.began(),
             broke: error.may_break_engine(),
@@ -297,7 +302,7 @@ impl Drive {
         if let CallError::Timeout(silence) = &error {
             self.note_late(leg);
             match leg {
-                Leg::Prefill => self.suspect_decode(),
+                Leg::Prefill => self.suspect_decode(error.is_of_slow_worker()),
                 Leg::Decode | Leg::Aggregated => self.warn_of_whole(silence.key),
             }
         }

@@ -25,8 +25,8 @@ impl Drive {
         // The end of a kept connection is the end of a connection, whether or not it was idle.
         let kind = if matches!(error, CallError::Closed(_)) { "broken" } else { error.kind() };
         // A decode worker may also break on the request after a prefill of its own.
-        let leg = if leg == Leg::Aggregated { Leg::Decode } else { leg };
-        let broke = Broke { worker: candidate.worker.id(), leg, kind };
+        let same = if leg == Leg::Aggregated { Leg::Decode } else { leg };
+        let broke = Broke { worker: candidate.worker.id(), leg: same, kind };
         let is_poison = self.state.quarantine.note(hash, broke, self.state.settings.quarantine);
         if is_poison {
             self.state.metrics.poison("quarantined");

@@ -43,8 +43,7 @@ pub(super) fn note_failure(
 ) {
     let (spec, worker) = (candidate.worker.spec(), &candidate.worker);
     state.metrics.leg(leg.as_str(), spec.engine.as_str(), error.kind());
-    // It works on other requests, or on a long one.
-    let is_slow = matches!(error, CallError::Timeout(silence) if silence.worker_made_progress());
+    let is_slow = error.is_of_slow_worker();
     if let Some(refusal) = error.refusal() {
         // The task of a prefill call has released its booking.
         let others = worker.own_requests().saturating_sub(u32::from(leg != Leg::Prefill));

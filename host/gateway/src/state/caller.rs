@@ -20,14 +20,19 @@ pub(crate) struct Caller {
 pub(crate) enum CallerId {
     /// Id of a key, or name in a certificate, as configured.
     Configured(Arc<str>),
-    /// Hash of the subject of a token, for which no sender can choose one that collides; `None`: the sender
-    /// has no credentials.
+    /// Hash of the subject of a token, salted, so that no sender can choose a subject with the hash of
+    /// another. `None`: the sender has no credentials.
     Subject(Option<NonZeroU64>),
+}
+
+impl CallerId {
+    /// Name of the senders without credentials.
+    pub(crate) const ANONYMOUS: Self = Self::Subject(None);
 }
 
 impl Default for CallerId {
     fn default() -> Self {
-        Self::Subject(None)
+        Self::ANONYMOUS
     }
 }
 

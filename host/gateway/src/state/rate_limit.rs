@@ -76,7 +76,7 @@ mod tests {
         let named = |name: &str| CallerId::Configured(name.into());
         let subject = |hash| CallerId::Subject(NonZeroU64::new(hash));
         // K2.10: a subject shares no bucket with a key.
-        for caller in [named("a"), named("b"), subject(7), subject(8), CallerId::default()] {
+        for caller in [named("a"), named("b"), subject(7), subject(8), CallerId::ANONYMOUS] {
             assert_eq!([0; 3].map(|_| limiter.check(&caller)), [Ok(()), Ok(()), exceeded], "{caller:?}");
         }
         assert_eq!(limiter.check(&subject(7 + SUBJECT_BUCKETS)), exceeded, "the buckets are bounded");

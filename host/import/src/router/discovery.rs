@@ -80,7 +80,7 @@ impl Import<'_> {
         if ranks > 1 {
             defaults.insert("dp_size".to_owned(), ranks.to_string().into());
         }
-        if let Some(key) = self.line.last("api-key") {
+        if let Some(key) = self.key() {
             defaults.insert("api_key".to_owned(), key.value().into());
         }
         Ok(Value::Table(defaults))

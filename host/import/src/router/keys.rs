@@ -2,15 +2,21 @@
 
 use sha2::{Digest as _, Sha256};
 
-use super::{Flavor, Import};
+use super::{Flavor, Import, arguments::Given};
 use crate::report::{Kind, Place};
 
-impl Import<'_> {
+impl<'a> Import<'a> {
     /// Keys of clients. sglang-router asks them for the key that it sends to engines. Without such a key, the
     /// routers pass on what clients send, and the engines check it.
     pub(super) fn keys(&mut self) {
         let is_of_clients = self.flavor == Flavor::Sglang;
         match self.line.last("api-key") {
+            Some(given) if self.key().is_none() => {
+                let ours = "left out: the value is empty, as of a variable that is not set: give the key itself. \
+                            Without it, clients need no key: see [[auth.keys]]";
+                self.note_translation(given, Kind::Missing, ours);
+                self.forward_authorization();
+            }
             Some(given) if is_of_clients => {
                 let section = self.draft.element("auth.keys", format!("{}: clients send it", given.flag()));
                 section.set("id", "router", "").set("digest", digest(given.value()), "");
@@ -25,6 +31,11 @@ impl Import<'_> {
             }
             _ => {}
         }
+    }
+
+    /// Returns the key that engines get. An empty value is not a key.
+    pub(super) fn key(&self) -> Option<&'a Given> {
+        self.line.last("api-key").filter(|given| !given.value().trim().is_empty())
     }
 
     fn forward_authorization(&mut self) {

@@ -150,6 +150,9 @@ impl Import<'_> {
             let [id, _name, role, key] = parts.as_slice() else {
                 bail!("{}: --control-plane-api-keys: expected ID:NAME:ROLE:KEY", given.place)
             };
+            if key.trim().is_empty() {
+                bail!("{}: --control-plane-api-keys: a key is empty", given.place)
+            }
             let role = match role.to_ascii_lowercase().as_str() {
                 "admin" => "operator",
                 "user" => "viewer",

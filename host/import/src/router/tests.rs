@@ -534,6 +534,29 @@ fn s3_the_key_of_sglang_router_is_asked_of_clients_too() {
 }
 
 #[test]
+fn s3_an_empty_key_is_left_out_and_nothing_takes_its_place() {
+    let discovery = &["--service-discovery", "--selector", "app=a"][..];
+    for (flavor, empty) in [(Flavor::Sglang, ""), (Flavor::Vllm, ""), (Flavor::Sglang, " \n")] {
+        for source in [&["--worker-urls", "http://a:1"], discovery] {
+            let arguments = words(&[source, &["--api-key", empty]].concat());
+            let imported = import(flavor, &arguments).unwrap();
+            let (text, report) = (imported.draft.text("x"), imported.report.text());
+            let table: toml::Table = text.parse().unwrap();
+            // S3.9
+            assert_eq!(table["upstream"]["forward_authorization"].as_bool(), Some(true), "{text}");
+            // K5.5: the gateway would refuse an empty `api_key`.
+            assert!(!table.contains_key("auth") && !text.contains("api_key = "), "{text}");
+            // S3.4
+            assert!(report.contains("--api-key [secret] -> left out: the value is empty"), "{report}");
+        }
+    }
+    // The last value counts.
+    let (table, _) = imported(Flavor::Sglang, "--worker-urls http://a:1 --api-key= --api-key sk-1");
+    assert_eq!(table["workers"][0]["api_key"].as_str(), Some("sk-1"));
+    assert!(table.contains_key("auth") && !table.contains_key("upstream"), "{table}");
+}
+
+#[test]
 fn s3_what_clients_send_as_their_key_reaches_engines_as_before() {
     for (flavor, line) in [
         (Flavor::Production, "--static-backends http://a:1 --static-models m --routing-logic roundrobin"),

@@ -110,7 +110,7 @@ impl Import<'_> {
             );
             block_size = Some(tokens);
         }
-        let key = self.line.last("api-key");
+        let key = self.key();
         if let Some(given) = key {
             let of_clients = match self.flavor {
                 Flavor::Sglang => "Clients have to send it, too: its digest is in [[auth.keys]]",

@@ -21,14 +21,19 @@ impl Trace {
             let has = has.unwrap_or_else(|| "no request with a model".to_owned());
             return Err(format!("--model {model}: {} has {has}", self.name));
         }
-        // A fork whose parent is of another model begins at its own time.
+        self.remove_lost_parents();
+        self.sort();
+        Ok(self)
+    }
+
+    /// Makes sessions of forks whose parent has no request before them any more. They begin at their own
+    /// time.
+    pub(super) fn remove_lost_parents(&mut self) {
         let mut sessions = HashSet::new();
         for request in &mut self.requests {
             request.parent = request.parent.take().filter(|parent| sessions.contains(parent));
             sessions.extend(request.session.clone());
         }
-        self.sort();
-        Ok(self)
     }
 
     /// Notes that the trace has several models, which a simulation does not tell apart.

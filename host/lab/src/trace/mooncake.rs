@@ -67,7 +67,7 @@ impl ReadLines for Reader {
         if line.timestamp.is_none() && line.session_id.is_none() {
             return Err("`timestamp` is missing; only a request with a `session_id` needs none".to_owned());
         }
-        let request = TraceRequest {
+        let mut request = TraceRequest {
             at: timestamp_ms("timestamp", line.timestamp.unwrap_or_default())?,
             input_tokens,
             output_tokens: tokens("output_length", line.output_length, 0)?,
@@ -84,7 +84,7 @@ impl ReadLines for Reader {
                 itl: line.itl_target_ms.map(|target| milliseconds("itl_target_ms", target)).transpose()?,
             },
         };
-        self.sessions.check(&request, line.timestamp.is_some())?;
+        self.sessions.check(&mut request, line.timestamp.is_some())?;
         self.has_group |= line.group_id.is_some();
         Ok(Some(request))
     }

@@ -115,7 +115,8 @@ impl Reader {
                 request.input_tokens = tokens("input_length", input, 1)
                     .map_err(|error| format!("{error} (with the turns before it)"))?;
                 session.turns = next_turn(session.turns)?;
-                // A line without a `timestamp` has 0, and the turn follows at once.
+                // A line without a `timestamp` has 0, or the time of the turn before it: the turn follows at
+                // once.
                 let after_answer = request.at.saturating_sub(session.end);
                 let delay = request.delay.unwrap_or(after_answer);
                 (request.delay, request.at) = (Some(delay), session.end + delay);
@@ -139,12 +140,19 @@ impl Reader {
     }
 }
 
-/// Makes whole prompts of requests of which each has what its line has, in the order of the lines.
-pub(super) fn accumulate(requests: &mut [TraceRequest], block_tokens: u32) -> Result<(), String> {
+/// Makes whole prompts of requests of which each has what its line has, in the order of the lines. Removes
+/// the requests that cannot have such a prompt, and returns the problem of the first.
+pub(super) fn accumulate(requests: &mut Vec<TraceRequest>, block_tokens: u32) -> Option<String> {
     let mut reader = Reader { block_tokens: block_tokens.max(1), ..Reader::default() };
-    requests.iter_mut().try_for_each(|request| reader.add(request))?;
+    let mut first_problem = None;
+    requests.retain_mut(|request| {
+        let result = reader.add(request);
+        let is_whole = result.is_ok();
+        first_problem = first_problem.take().or(result.err());
+        is_whole
+    });
     reader.finish(requests);
-    Ok(())
+    first_problem
 }
 
 impl Session {

@@ -82,6 +82,28 @@ impl Trace {
     }
 }
 
+impl Trace {
+    /// Makes whole prompts of requests that have only what their turn adds. With `skip_bad`, requests that
+    /// cannot have such a prompt are skipped and counted.
+    fn accumulate(&mut self, file: &str, skip_bad: bool) -> Result<(), TraceError> {
+        let before = self.requests.len();
+        let Some(problem) = mooncake_delta::accumulate(&mut self.requests, self.block_tokens) else {
+            return Ok(());
+        };
+        let file = file.to_owned();
+        if !skip_bad {
+            return Err(TraceError::Turns { file, problem });
+        }
+        if self.requests.is_empty() {
+            let why = format!(": read as mooncake-delta, all requests are malformed, the first: {problem}");
+            return Err(TraceError::Empty { file, why });
+        }
+        self.skipped += (before - self.requests.len()) as u64;
+        self.remove_lost_parents();
+        Ok(())
+    }
+}
+
 /// A file of which some lines were read.
 struct Parser<'a> {
     file: &'a str,
@@ -150,8 +172,7 @@ impl Parser<'_> {
         trace.notes = self.unusual.notes();
         match reader.turn_form() {
             TurnForm::Addition if self.format.is_none() => {
-                mooncake_delta::accumulate(&mut trace.requests, trace.block_tokens)
-                    .map_err(|problem| TraceError::Turns { file: file.clone(), problem })?;
+                trace.accumulate(&file, self.skip_bad)?;
                 format = TraceFormat::MooncakeDelta;
             }
             TurnForm::Unclear if self.format.is_none() => trace.notes.push(UNCLEAR_TURNS.to_owned()),

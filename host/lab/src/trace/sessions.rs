@@ -51,6 +51,12 @@ pub(super) struct Sessions {
 struct Session {
     /// Arrival of its first request.
     first: Duration,
+    /// Latest arrival of its requests.
+    last: Duration,
+    /// Latest arrival of the requests of the sessions that were forked from it.
+    last_of_forks: Duration,
+    /// Session from which it was forked.
+    parent: Option<String>,
     turns: u32,
     /// Number of tokens of its longest prompt so far and the answer to it.
     longest: u32,
@@ -72,8 +78,9 @@ struct LaterTurns {
 
 impl Sessions {
     /// Checks the session fields of a request, and counts the request. `is_timed`: its line has a
-    /// `timestamp`.
-    pub(super) fn check(&mut self, request: &TraceRequest, is_timed: bool) -> Result<(), String> {
+    /// `timestamp`. Without one, the request gets the arrival of the newest request that it waits for, so
+    /// that a stable sort by arrival leaves it behind that request.
+    pub(super) fn check(&mut self, request: &mut TraceRequest, is_timed: bool) -> Result<(), String> {
         let Some(name) = request.session.as_deref() else {
             return match (&request.parent, request.join) {
                 (Some(_), _) => Err("`parent_session_id` needs a `session_id` beside it".to_owned()),
@@ -84,17 +91,26 @@ impl Sessions {
         check_id("session_id", name)?;
         if let Some(session) = self.by_id.get_mut(name) {
             session.turns = next_turn(session.turns)?;
+            if !is_timed {
+                let forks = if request.join { session.last_of_forks } else { Duration::ZERO };
+                request.at = session.last.max(forks);
+            }
             if request.delay.is_some() {
                 self.later.count(session, request, is_timed);
             }
             session.add(request);
+            let parent = session.parent.clone();
+            self.note_fork(parent.as_deref(), request.at);
             return Ok(());
         }
         if let Some(parent) = request.parent.as_deref() {
-            let before = self.by_id.get(parent).map(|parent| parent.first <= request.at);
-            let problem = match before {
-                Some(true) => None,
-                Some(false) => Some("begins later"),
+            let problem = match self.by_id.get(parent) {
+                Some(parent) => {
+                    if !is_timed {
+                        request.at = parent.last;
+                    }
+                    (parent.first > request.at).then_some("begins later")
+                }
                 None => Some("no earlier line has"),
             };
             if let Some(problem) = problem {
@@ -103,10 +119,16 @@ impl Sessions {
             }
         }
         check_count(self.by_id.len())?;
-        let mut session = Session { first: request.at, turns: 1, longest: 0, first_block: None };
-        session.add(request);
-        self.by_id.insert(name.to_owned(), session);
+        self.by_id.insert(name.to_owned(), Session::new(request));
+        self.note_fork(request.parent.as_deref(), request.at);
         Ok(())
+    }
+
+    /// Notes the arrival of a request in the session from which its own session was forked.
+    fn note_fork(&mut self, parent: Option<&str>, at: Duration) {
+        if let Some(parent) = parent.and_then(|parent| self.by_id.get_mut(parent)) {
+            parent.last_of_forks = parent.last_of_forks.max(at);
+        }
     }
 
     /// Returns what most later turns with a `delay` have.
@@ -123,7 +145,22 @@ impl Sessions {
 }
 
 impl Session {
+    fn new(first: &TraceRequest) -> Self {
+        let mut session = Self {
+            first: first.at,
+            last: first.at,
+            last_of_forks: Duration::ZERO,
+            parent: first.parent.clone(),
+            turns: 1,
+            longest: 0,
+            first_block: None,
+        };
+        session.add(first);
+        session
+    }
+
     fn add(&mut self, request: &TraceRequest) {
+        self.last = self.last.max(request.at);
         let length = request.input_tokens.saturating_add(request.output_tokens);
         self.longest = self.longest.max(length);
         self.first_block = request.blocks.first().copied();

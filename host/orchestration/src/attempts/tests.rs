@@ -144,24 +144,31 @@ async fn e6_a_handoff_is_given_up_after_rounds_over_all_workers_and_at_the_end_o
     assert!(attempts.begin(2) && !attempts.lease_is_over() && attempts.committed(false).is_none());
 }
 
-/// Returns which workers of a pair are tried again when both legs find no other.
-fn forgiven(suspects: PerLeg<Option<CandidateId>>, legs: [Leg; 2]) -> Vec<AfterRefusal> {
+/// Returns which workers of a pair with two ranks each are tried again when both legs find no other.
+fn forgiven(suspects: PerLeg<Option<WorkerId>>, legs: [Leg; 2]) -> Vec<AfterRefusal> {
     let mut attempts = Attempts::default();
     attempts.note_failure(Some((WorkerId(2), DpRank(0))));
-    attempts.suspect(suspects);
-    assert_eq!(attempts.tried().len(), if suspects.prefill.is_some() { 2 } else { 1 });
-    legs.map(|leg| refused_leg(&mut attempts, leg, &RouteError::AllBusy(leg))).into()
+    let pair = [suspects.prefill, suspects.answering].into_iter().flatten();
+    attempts.suspect(suspects, pair.flat_map(|worker| [0, 1].map(|rank| (worker, DpRank(rank)))));
+    assert_eq!(attempts.tried().len(), if suspects.prefill.is_some() { 4 } else { 2 });
+    legs.map(|leg| {
+        let before = attempts.tried().len();
+        let after = refused_leg(&mut attempts, leg, &RouteError::AllBusy(leg));
+        // E6.11
+        assert_eq!(before - attempts.tried().len(), if after == AfterRefusal::RouteAgain { 2 } else { 0 });
+        after
+    })
+    .into()
 }
 
 #[test]
 fn e6_one_worker_of_a_pair_that_failed_is_tried_again_if_its_leg_has_no_other() {
     use AfterRefusal::{GiveUp, RouteAgain};
-    let (prefill, decode) = (Some((WorkerId(1), DpRank(0))), Some((WorkerId(2), DpRank(0))));
-    let pair = PerLeg { prefill, answering: decode };
+    let pair = PerLeg { prefill: Some(WorkerId(1)), answering: Some(WorkerId(2)) };
     // E6.11
     assert_eq!(forgiven(pair, [Leg::Prefill, Leg::Decode]), [RouteAgain, GiveUp]);
     assert_eq!(forgiven(pair, [Leg::Decode, Leg::Prefill]), [RouteAgain, GiveUp]);
-    let local = PerLeg { prefill: None, answering: decode };
+    let local = PerLeg { prefill: None, answering: Some(WorkerId(2)) };
     // E6.13
     assert_eq!(forgiven(local, [Leg::Prefill, Leg::Aggregated]), [GiveUp, RouteAgain]);
 }

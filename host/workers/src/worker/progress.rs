@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use tokio::time::Instant;
 
-use super::Worker;
+use super::{Health, Worker};
 use crate::{
     activity::{Activity, EngineSigns, Stuck},
     id::WorkerId,
@@ -13,6 +13,11 @@ use crate::{
 impl Worker {
     pub(crate) fn activity(&self) -> &Activity {
         &self.activity
+    }
+
+    /// Returns whether the worker is healthy and has made progress since then.
+    pub(crate) fn works_since(&self, since: Instant) -> bool {
+        self.health() == Health::Healthy && self.activity.progressed_since(since)
     }
 
     /// Returns why the worker is stuck and when that began; `None` if it is not.

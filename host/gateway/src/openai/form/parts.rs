@@ -7,6 +7,11 @@ use memchr::memmem;
 const MAX_PARTS: usize = 64;
 /// Maximum length of a boundary, bytes (RFC 2046, 5.1.1).
 const MAX_BOUNDARY: usize = 70;
+/// Maximum size of the headers of a part with the blank line behind them, bytes.
+const MAX_HEAD: usize = 8 * 1024;
+/// Parameters that `content-disposition` may have, each once. Jersey sends those of RFC 2183, too.
+const PARAMETERS: [&str; 7] =
+    ["name", "filename", "filename*", "size", "creation-date", "modification-date", "read-date"];
 
 /// A part.
 #[derive(Debug)]
@@ -58,7 +63,10 @@ pub(super) fn parts<'a>(body: &'a [u8], boundary: &str) -> Result<Vec<Part<'a>>,
 }
 
 fn part(text: &[u8]) -> Result<Part<'_>, &'static str> {
-    let blank = memmem::find(text, b"\r\n\r\n").ok_or("has no header")?;
+    // Splitting headers takes more memory than they have bytes.
+    let begin = text.get(..MAX_HEAD).unwrap_or(text);
+    let blank = memmem::find(begin, b"\r\n\r\n")
+        .ok_or("has no blank line in its first 8 KiB; end its headers with one, or shorten them")?;
     let (head, content) = text.split_at(blank);
     let content = content.strip_prefix(b"\r\n\r\n").unwrap_or_default();
     let head = std::str::from_utf8(head).map_err(|_| "has a header that is not UTF-8")?;
@@ -70,7 +78,8 @@ fn part(text: &[u8]) -> Result<Part<'_>, &'static str> {
                 return Err("has two headers `content-disposition`");
             }
             let problem = "needs a header `content-disposition: form-data; name=\"NAME\"`, with a name of letters, \
-                           digits, `_`, `-`, `.`, `[` and `]`, and behind it at most the name of a file";
+                           digits, `_`, `-`, `.`, `[` and `]`, and besides it at most the name, the size and the dates \
+                           of a file";
             named = Some(disposition(value).ok_or(problem)?);
         }
         let is_plain = || ["7bit", "8bit", "binary"].iter().any(|plain| value.eq_ignore_ascii_case(plain));
@@ -93,19 +102,19 @@ fn header(line: &str) -> Option<(&str, &str)> {
 /// Returns the name of a field, and whether the field is a file.
 fn disposition(value: &str) -> Option<(&str, bool)> {
     let parameters = parameters(value.strip_prefix("form-data")?)?;
-    let [("name", name), file @ ..] = &*parameters else { return None };
+    let is_once = |key: &str| parameters.iter().filter(|(other, _)| *other == key).count() == 1;
+    let is_known = |&(key, _): &(&str, &str)| PARAMETERS.contains(&key) && is_once(key);
+    let (_, name) = parameters.iter().find(|(key, _)| *key == "name")?;
     let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.[]".contains(&byte);
     let is_name = !name.is_empty() && name.bytes().all(fits);
-    let is_file = match file {
-        [] => false,
-        [("filename" | "filename*", _)]
-        | [("filename", _), ("filename*", _)]
-        | [("filename*", _), ("filename", _)] => true,
-        _ => return None,
-    };
+    let is_file = parameters.iter().any(|(key, _)| matches!(*key, "filename" | "filename*"));
+    // Python-multipart reads the text of `filename="a\\"; name="b"` past its end, and so another name.
+    let mut before_name = parameters.iter().take_while(|(key, _)| *key != "name");
+    let may_extend = before_name.any(|(_, text)| text.contains('\\'));
     // A parser that reads `\"` as the end of the text could find another parameter in such a text.
     let may_hide = |(_, text): &(&str, &str)| text.contains(';') && text.contains('=');
-    (is_name && !file.iter().any(may_hide)).then_some((*name, is_file))
+    let is_safe = parameters.iter().all(is_known) && !may_extend && !parameters.iter().any(may_hide);
+    (is_name && is_safe).then_some((*name, is_file))
 }
 
 /// Splits `; key=value; key="value"`. Values keep their escapes.
@@ -150,7 +159,7 @@ mod tests {
 
     #[test]
     fn i6_forms_of_browsers_and_libraries_are_read() {
-        // curl, browsers, requests, httpx, Go; .NET; aiohttp; urllib3 1
+        // curl, browsers, requests, httpx, Go; .NET; aiohttp; urllib3 1; Jersey
         for disposition in [
             r#"form-data; name="file"; filename="a.wav""#,
             r#"form-data; name="file"; filename="a \"b\" \\ c; d.wav""#,
@@ -158,6 +167,9 @@ mod tests {
             "form-data; name=file; filename=a.wav; filename*=utf-8''a.wav",
             r#"form-data; name="file"; filename*=utf-8''a%20b.wav; filename="a b.wav""#,
             "form-data;name=file;filename*=utf-8''%C3%A4.wav",
+            r#"form-data; filename="a.wav"; name="file""#,
+            r#"form-data; filename="a.wav"; modification-date="Sun, 1 Nov 2026 13:25:09 GMT"; size=12; name="file""#,
+            r#"form-data; size=1; name=file; read-date="x"; filename="a \"b\".wav"; creation-date="y""#,
         ] {
             // I6.17
             assert_eq!(read(disposition), Some(("file".to_owned(), true)), "{disposition}");
@@ -198,7 +210,15 @@ mod tests {
             r#"form-data; name="%6Dodel""#,
             r#"form-data; name="""#,
             r#"form-data; name="x" name="model""#,
-            r#"form-data; filename="a"; name="model""#,
+            r#"form-data; filename="a""#,
+            r#"form-data; filename="a"; name="x"; name="model""#,
+            r#"form-data; filename="a\\"; name="model""#,
+            r#"form-data; filename="a \"b\""; name="model""#,
+            r#"form-data; size="\\"; filename="a"; name="model""#,
+            r#"form-data; filename="a; name=x"; name="model""#,
+            r#"form-data; name="x"; size="a; name=model""#,
+            r#"form-data; size=1; size=2; name="model""#,
+            r#"form-data; Size=1; name="model""#,
             r#"form-data; name="x"; filename="a"; name="model""#,
             r#"form-data; name="x"; filename="a\"; name=model; x=\"""#,
             r#"form-data; name="x"; filename="a"; filename="b""#,
@@ -227,5 +247,22 @@ mod tests {
         ] {
             assert!(parts(body.as_bytes(), "x").is_err(), "{body:?}");
         }
+    }
+
+    #[test]
+    fn i6_large_headers_of_a_part_are_refused_unread() {
+        let with_head = |head: &str| format!("--x\r\n{head}\r\n\r\nm\r\n--x--");
+        let name = "content-disposition: form-data; name=\"a\"\r\ny: ";
+        let longest = format!("{name}{}", "y".repeat(MAX_HEAD - 4 - name.len()));
+        // I6.17
+        assert_eq!(parts(with_head(&longest).as_bytes(), "x").unwrap().len(), 1);
+        // Reading the parameters would find another error than their size.
+        let many = format!("content-disposition: form-data{}", ";=".repeat(4 << 20));
+        for head in [format!("{longest}y"), many] {
+            let error = parts(with_head(&head).as_bytes(), "x").unwrap_err();
+            assert!(error.starts_with("part 1 of the form has no blank line in its first 8 KiB"), "{error}");
+        }
+        let no_head = parts(b"--x\r\nm\r\n--x--", "x").unwrap_err();
+        assert!(no_head.starts_with("part 1 of the form has no blank line"), "{no_head}");
     }
 }

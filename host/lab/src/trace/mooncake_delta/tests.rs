@@ -81,10 +81,34 @@ fn additions_are_known_by_their_lengths_and_blocks_or_by_a_group_in_any_line() {
     let whole = DATASET.replace("[10,11]", "[0,11]").replace("[13,14", "[0,14");
     let trace = parse(&without(&whole), false).unwrap();
     assert_eq!((trace.format, &trace.requests[2].blocks[..]), (Some(TraceFormat::Mooncake), &[0, 11][..]));
-    let long = without(DATASET).replace(r#""input_length":1100"#, r#""input_length":16777000"#);
-    let error = parse(&long.replace("[0,1,9]", "[]"), false).unwrap_err().to_string();
+}
+
+#[test]
+fn requests_of_found_additions_that_make_no_prompt_are_refused_or_skipped_and_counted() {
+    let text = DATASET.replace(r#","group_id":46"#, "");
+    let long = text.replace(r#""input_length":1100"#, r#""input_length":16777000"#).replace("[0,1,9]", "[]");
+    let error = parse(&long, false).unwrap_err().to_string();
     let start =
         "trace: read as mooncake-delta, in which the prompts of a session grow: `input_length` is 16777900;";
+    let end = "; --skip-bad leaves such requests out, and --format mooncake reads whole prompts";
+    assert!(error.starts_with(start) && error.ends_with(end), "{error}");
+    let trace = parse(&long, true).unwrap();
+    assert_eq!((trace.skipped, trace.format), (2, Some(TraceFormat::MooncakeDelta)));
+    let mut lengths: Vec<u32> = trace.requests.iter().map(|one| one.input_tokens).collect();
+    lengths.sort_unstable();
+    assert_eq!(lengths, [1_024, 1_024 + 10 + 1, 16_777_000]);
+    let b = trace.requests.iter().filter(|one| one.session.as_deref() == Some("sess-b"));
+    assert!(b.map(|one| &one.blocks[..2]).all(|blocks| blocks == [0, 1]), "{trace:?}");
+    // A session of which all requests are skipped has no forks, and a trace of such requests is empty.
+    let line = |rest: &str| format!(r#"{{"input_length":5,"output_length":5,{rest}}}"#) + "\n";
+    let odd = line(r#""session_id":"x","hash_ids":[4611686018427387905],"timestamp":0"#);
+    let fork = line(r#""session_id":"y","parent_session_id":"x","group_id":1"#);
+    let trace = parse(&(odd.clone() + &fork), true).unwrap();
+    assert_eq!((trace.skipped, trace.requests.len(), &trace.requests[0].parent), (1, 1, &None));
+    let all = odd + &fork.replace(r#""group_id""#, r#""hash_ids":[4611686018427387905],"group_id""#);
+    let error = parse(&all, true).unwrap_err().to_string();
+    let start = "trace: contains no request: read as mooncake-delta, all requests are malformed, the first: \
+                 `hash_ids` has 4611686018427387905;";
     assert!(error.starts_with(start), "{error}");
 }
 

@@ -49,3 +49,62 @@ fn the_numbers_of_sessions_and_of_turns_have_limits() {
     assert!(check_count(MAX_SESSIONS - 1).is_ok());
     assert!(check_count(MAX_SESSIONS).unwrap_err().contains("expected at most 10000000"));
 }
+
+/// Returns the session and the arrival in seconds of each request, in the order of the trace.
+fn arrivals(trace: &Trace) -> Vec<(&str, u64)> {
+    trace.requests.iter().map(|one| (one.session.as_deref().unwrap(), one.at.as_secs())).collect()
+}
+
+fn untimed(rest: &str) -> String {
+    format!(r#"{{"input_length": 50, "output_length": 5, {rest}}}"#)
+}
+
+#[test]
+fn a_turn_without_a_time_arrives_with_the_turn_before_it() {
+    let (p, c) = (r#""session_id": "p""#, r#""session_id": "c""#);
+    let lines = [
+        line(0, p),
+        line(500_000, c),
+        untimed(&format!(r#"{c}, "delay": 5"#)),
+        untimed(&format!(r#"{p}, "delay": 5"#)),
+        line(600_000, &format!(r#"{c}, "delay": 5"#)),
+        untimed(c),
+    ];
+    let trace = parse(&lines.each_ref().map(String::as_str), false).unwrap();
+    assert_eq!(arrivals(&trace), [("p", 0), ("p", 0), ("c", 500), ("c", 500), ("c", 600), ("c", 600)]);
+    let lengths: Vec<u32> = trace.requests.iter().map(|one| one.input_tokens).collect();
+    assert_eq!(lengths, [5, 50, 5, 50, 5, 50]);
+    // What is exported has all times.
+    let mut out = Vec::new();
+    trace.write_mooncake(&mut out).unwrap();
+    let text = String::from_utf8(out).unwrap();
+    assert_eq!(parse(&text.lines().collect::<Vec<_>>(), false).unwrap().requests, trace.requests);
+}
+
+#[test]
+fn a_fork_and_a_join_without_a_time_arrive_after_what_they_wait_for() {
+    let (p, c) = (r#""session_id": "p""#, r#""session_id": "c""#);
+    let lines = [
+        line(0, r#""session_id": "o""#),
+        line(500_000, p),
+        untimed(&format!(r#"{c}, "parent_session_id": "p""#)),
+        line(700_000, &format!(r#"{c}, "delay": 5"#)),
+        untimed(&format!(r#"{p}, "join": true"#)),
+    ];
+    let trace = parse(&lines.each_ref().map(String::as_str), false).unwrap();
+    assert_eq!(arrivals(&trace), [("o", 0), ("p", 500), ("c", 500), ("c", 700), ("p", 700)]);
+    let mut waits: Vec<(usize, usize)> = crate::trace::Order::of(&trace).pairs().collect();
+    waits.sort_unstable();
+    assert_eq!(waits, [(1, 2), (1, 4), (2, 3), (3, 4)]);
+}
+
+#[test]
+fn a_turn_of_the_selected_model_without_a_time_keeps_the_time_of_its_session() {
+    let lines = [
+        line(0, r#""session_id": "p", "model": "a""#),
+        line(500_000, r#""session_id": "c", "model": "b""#),
+        untimed(r#""session_id": "c", "model": "a", "delay": 5"#),
+    ];
+    let trace = parse(&lines.each_ref().map(String::as_str), false).unwrap().of_model("a").unwrap();
+    assert_eq!(arrivals(&trace), [("p", 0), ("c", 500)]);
+}
