@@ -237,6 +237,8 @@ impl Probe {
             // engine may have been woken.
             stale |= self.checks.failing() || self.incomplete || self.worker.is_asleep();
             stale |= self.worker.take_stale_facts();
+            // An engine that answered the check before may have gone after it worked.
+            let since = if self.checks.failing() { before } else { checked };
             match self.check(stale).await {
                 Ok(Checked::Unknown) => {}
                 Ok(Checked::Misconfigured) => {
@@ -257,7 +259,7 @@ impl Probe {
                         self.log("healthy", "");
                     }
                 }
-                Ok(Checked::TimedOut(_)) if self.worker.works_since(before) => self.checks.excused(),
+                Ok(Checked::TimedOut(_)) if self.worker.works_since(since) => self.checks.excused(),
                 Ok(Checked::TimedOut(problem)) | Err(problem) => self.failed(&problem),
             }
             let config = *self.config.borrow();

@@ -466,7 +466,7 @@ async fn p8_an_etcd_that_is_cut_off_keeps_its_workers_and_is_read_again() {
     until(&cluster, "/readyz", "it is ready", |ready| ready["ready"] == true).await;
     assert!(is_whole(&streamed(&cluster, 4).await.0));
     // The lease of this key ends while the gateway cannot reach etcd.
-    etcd.call("/v3/lease/grant", json!({ "TTL": "8", "ID": "77" })).await.unwrap();
+    etcd.call("/v3/lease/grant", json!({ "TTL": "6", "ID": "77" })).await.unwrap();
     etcd.put_leased(
         "/w/2",
         &json!({ "url": "http://10.77.2.2:9", "role": "aggregated", "engine": "vllm" }),
@@ -480,7 +480,7 @@ async fn p8_an_etcd_that_is_cut_off_keeps_its_workers_and_is_read_again() {
         until(&cluster, "/discovery", "it is away", source(|source| source["state"] == "away")).await;
     // P3.2
     assert!(noticed < Duration::from_secs(6), "{noticed:?}");
-    sleep(Duration::from_secs(10)).await;
+    sleep(Duration::from_secs(8)).await;
     let status = get(&cluster, "/discovery").await;
     // P8.3
     assert!(source(|source| source["workers"] == 2)(&status), "{status}");

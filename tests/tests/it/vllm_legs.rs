@@ -316,7 +316,10 @@ async fn c8_an_empty_message_of_a_mooncake_pair_does_not_wait_for_blocks() {
 #[tokio::test]
 async fn e1_the_handoff_of_a_thinking_message_whose_client_left_is_consumed() {
     let (prefill, decode) = (engine(0, Duration::from_secs(2)).await, engine(0, Duration::ZERO).await);
-    let cluster = gateway(&prefill, &decode).await;
+    let change = |config: &mut Config| {
+        config.workers.iter_mut().for_each(|worker| worker.prefill_cancellable = Some(false));
+    };
+    let cluster = gateway_with(&prefill, &decode, change).await;
     for thinking in [json!({ "type": "enabled", "budget_tokens": 2_048 }), json!({ "type": "disabled" })] {
         let before = prefill.requests().len();
         let runs = |_: &TestCluster| prefill.requests().len() > before;

@@ -60,8 +60,8 @@ impl HealthChecks {
         self.failures = 0;
     }
 
-    /// The check timed out, and the worker made progress since the check before: it may be too busy to answer
-    /// at once. The check does not count, and the next one may take the long time.
+    /// The check timed out, and the worker made progress (B7.9): it may be too busy to answer at once. The
+    /// check does not count, and the next one may take the long time.
     pub(super) fn excused(&mut self) {
         (self.failures, self.quick) = (0, false);
     }
