@@ -257,8 +257,13 @@ impl CallError {
         }
     }
 
-    /// Returns whether the limit that ended the call is one of a worker that made progress: it works on other
-    /// requests, or on a long one.
+    /// Returns whether the engine answered, though not with what a leg needs.
+    pub(crate) fn has_answered(&self) -> bool {
+        use CallError::{GaveUp, NoRoom, Protocol, Status, TooLarge};
+        matches!(self, Status { .. } | Protocol(_) | TooLarge(_) | NoRoom(_) | GaveUp(_))
+    }
+
+    /// Returns whether the worker made progress up to the limit that ended the call: it works.
     #[must_use]
     pub(crate) fn is_of_slow_worker(&self) -> bool {
         matches!(self, Self::Timeout(silence) if silence.worker_made_progress())

@@ -56,9 +56,7 @@ impl Drive {
     /// Whether decode workers break on what a prefill worker hands over. It is charged then.
     fn blames_prefill(&self, prefill: &Candidate, decode: &Candidate, error: &CallError) -> bool {
         let was_failing = prefill.worker.is_failing();
-        // A kept connection that was closed may not have carried the handoff.
-        let charges = !matches!(error, CallError::Closed(_));
-        let is_to_blame = prefill.worker.note_handoff_broke(&decode.worker, charges) && charges;
+        let is_to_blame = prefill.worker.note_handoff_broke(&decode.worker);
         if is_to_blame {
             prefill.load().observe_outcome(false);
         }

@@ -306,9 +306,7 @@ impl Drive {
                 Leg::Decode | Leg::Aggregated => self.warn_of_whole(silence.key),
             }
         }
-        let has_answered = is_poison
-            || matches!(error, CallError::Status { .. } | CallError::Protocol(_))
-            || matches!(error, CallError::TooLarge(_) | CallError::NoRoom(_) | CallError::GaveUp(_));
+        let has_answered = is_poison || error.has_answered();
         let refusal = error.refusal();
         let mut cause = self.client_error(leg, error);
         if is_poison {

@@ -69,9 +69,9 @@ impl BrokenHandoffs {
 
 impl Worker {
     /// Reports that `decode` broke on a handoff of this worker before its first token. Returns whether this
-    /// worker is to blame. If that `charges` it, the decode workers that were charged before are not any
+    /// worker is to blame. It is charged then, and the decode workers that were charged before are not any
     /// more.
-    pub fn note_handoff_broke(&self, decode: &Arc<Self>, charges: bool) -> bool {
+    pub fn note_handoff_broke(&self, decode: &Arc<Self>) -> bool {
         decode.broken_handoffs.add_source(self.id());
         decode.broken_handoffs.any.store(true, Ordering::Release);
         let witnesses = {
@@ -87,7 +87,7 @@ impl Worker {
             witnesses.clone()
         };
         let is_to_blame = witnesses.len() >= ENOUGH && decode.broken_handoffs.are_all_from(self.id());
-        if is_to_blame && charges {
+        if is_to_blame {
             self.charge_broken_handoff();
             for worker in witnesses.iter().filter_map(Weak::upgrade) {
                 worker.broken_handoffs.breaker.record_success(0);
@@ -145,7 +145,7 @@ mod tests {
 
     /// Reports what the gateway does when a handoff broke. Returns whether the prefill worker is to blame.
     fn breaks(prefill: &Worker, decode: &Arc<Worker>) -> bool {
-        let is_to_blame = prefill.note_handoff_broke(decode, true);
+        let is_to_blame = prefill.note_handoff_broke(decode);
         if !is_to_blame {
             decode.charge_broken_handoff();
         }
