@@ -278,7 +278,7 @@ impl Drive {
         let may_serve = error.retryable() || asks || (leg != Leg::Decode && error.is_of_worker());
         let failed = Failed {
             retryable: may_serve
-                && self.executor.calls()
+                && !self.executor.is_proxy()
                 && !is_poison
                 && !is_pinned
                 && !stored::may_run_on(&self.request, &error),
