@@ -1,4 +1,4 @@
-//! Time without a live feed of KV events, and why there is none.
+//! How long a feed of KV events has not been live, and why.
 
 use std::sync::Arc;
 
