@@ -47,7 +47,7 @@ impl Salt {
         Ok(Self::read(dir)?.unwrap_or(salt))
     }
 
-    /// Reads the salt of a directory; `None` without a file or salt. The file may be empty: a full disk, or a
+    /// Reads the salt of a directory; `None` without one. The file may be empty: a full disk, or a
     /// machine that stopped, left it so.
     fn read(dir: &Path) -> io::Result<Option<Self>> {
         let path = dir.join(FILE);
