@@ -137,8 +137,9 @@ lay_out() {
     $bolt/merge-fdata "$counted"/counts* > "$dir/counts"
     mv "$dir/counts" "$counts.bolt"
   fi
+  # BOLT's note would have paths of this machine.
   $bolt/llvm-bolt "$dir/linked" -data="$counts.bolt" -reorder-blocks=ext-tsp -reorder-functions=cdsort \
-    -split-functions -split-all-cold -split-eh -remove-symtab -o "$dir/pointsman" > "$dir/log"
+    -split-functions -split-all-cold -split-eh -remove-symtab -bolt-info=0 -o "$dir/pointsman" > "$dir/log"
   mv "$dir/pointsman" "$program"
 }
 
