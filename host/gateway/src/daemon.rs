@@ -167,6 +167,7 @@ impl Daemon {
     pub async fn drain(self) {
         let state = self.state();
         state.draining.cancel();
+        state.policies.drain();
         let deadline = tokio::time::Instant::now() + state.settings.drain_timeout;
         while state.metrics.inflight.get() > 0 && tokio::time::Instant::now() < deadline {
             tokio::time::sleep(Duration::from_millis(20)).await;

@@ -17,7 +17,7 @@
 use std::{
     collections::VecDeque,
     path::{Path, PathBuf},
-    sync::atomic::{AtomicU64, Ordering},
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
     time::Duration,
 };
 
@@ -78,6 +78,8 @@ pub(crate) struct CompilerProcess {
     shared: Mutex<VecDeque<String>>,
     /// Files and parts that were compiled and not found in the cache.
     compiled: AtomicU64,
+    /// Whether the daemon is about to end.
+    draining: AtomicBool,
 }
 
 /// Directory through which the compiler process hands compiled code to the daemon.
@@ -144,8 +146,16 @@ impl CompilerProcess {
             CacheDir::Kept(dir) => Quarantine::load(Some(dir.join(quarantine::FILE_NAME))),
             CacheDir::Private(_) => Quarantine::load(None),
         };
-        let (shared, compiled) = (Mutex::default(), AtomicU64::new(0));
-        let made = Self { program, limits, dir, quarantine, in_use: RwLock::new(()), shared, compiled };
+        let made = Self {
+            program,
+            limits,
+            dir,
+            quarantine,
+            in_use: RwLock::new(()),
+            shared: Mutex::default(),
+            compiled: AtomicU64::new(0),
+            draining: AtomicBool::new(false),
+        };
         code_store::remove_abandoned(made.base());
         Ok(made)
     }
@@ -174,6 +184,12 @@ impl CompilerProcess {
     /// Number of files and parts that were compiled because the cache did not have them.
     pub(crate) fn compiled(&self) -> u64 {
         self.compiled.load(Ordering::Relaxed)
+    }
+
+    /// Notes that the daemon is about to end. What ends it may end a compiler process, too, so that no file is
+    /// quarantined any more.
+    pub(crate) fn drain(&self) {
+        self.draining.store(true, Ordering::Relaxed);
     }
 
     /// Compiles a file in new processes, and passes the result to `load`, which finds the code in the cache.
@@ -268,6 +284,9 @@ impl CompilerProcess {
                     self.compiled.fetch_add(1, Ordering::Relaxed);
                 }
                 Ok((reply, parts))
+            }
+            Ended::Died(how) if self.draining.load(Ordering::Relaxed) => {
+                Err(Refusal::NotCompiled(format!("the gateway drains, and {how}")))
             }
             Ended::Died(how) => {
                 (manner.died)(&how);

@@ -306,6 +306,14 @@ impl PolicyManager {
         self.engine.usage()
     }
 
+    /// Notes that the gateway is about to end: a compiler process that dies from now on is not held against its
+    /// file.
+    pub fn drain(&self) {
+        if let Some((compiler, _)) = self.engine.compiler_process() {
+            compiler.drain();
+        }
+    }
+
     /// Returns a receiver whose value changes with every change of the status.
     #[must_use]
     pub fn subscribe(&self) -> watch::Receiver<u64> {

@@ -122,6 +122,14 @@ fn n4_a_watchdog_that_names_no_process_gets_reports() {
     terminate(child);
 }
 
+#[test]
+fn n7_a_stop_of_the_unit_signals_the_gateway_and_not_its_compiler_processes() {
+    let unit = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/systemd/pointsman.service");
+    let unit = std::fs::read_to_string(unit).unwrap();
+    // N7.18
+    assert!(unit.lines().any(|line| line == "KillMode=mixed"), "{unit}");
+}
+
 fn terminate_ended(mut child: Child) {
     assert!(child.wait().unwrap().success());
 }

@@ -3,7 +3,7 @@
 
 use std::{
     io::{self, Read, Write as _},
-    os::unix::process::ExitStatusExt as _,
+    os::unix::process::{CommandExt as _, ExitStatusExt as _},
     path::Path,
     process::{Child, Command, ExitStatus, Stdio},
     sync::mpsc,
@@ -32,6 +32,21 @@ const EXIT_GRACE: Duration = Duration::from_secs(2);
 /// Unit of CPU times in `/proc`, milliseconds: USER_HZ is 100.
 const MILLIS_OF_TICK: u64 = 10;
 
+/// Signals that the kernel sends for what a process does: KILL for the hard limit of CPU time, or when there is
+/// no more memory. Others come from outside.
+const SIGNALS_OF_FAULTS: [Signal; 10] = [
+    Signal::ABORT,
+    Signal::BUS,
+    Signal::FPE,
+    Signal::ILL,
+    Signal::KILL,
+    Signal::SEGV,
+    Signal::SYS,
+    Signal::TRAP,
+    Signal::XCPU,
+    Signal::XFSZ,
+];
+
 /// How a process ended.
 pub(super) enum Ended {
     /// With an answer, and the parts of the file.
@@ -40,7 +55,7 @@ pub(super) enum Ended {
     Died(String),
     /// It gave no answer, or was cancelled.
     Failed(String),
-    /// The file is not to blame: the process could not be started, or got too little CPU time.
+    /// The file is not to blame: the process could not be started, got too little CPU time, or was told to end.
     NotRun(String),
 }
 
@@ -75,6 +90,9 @@ fn try_run(
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
+        // A group of its own: signals to the daemon's group, as Ctrl-C in a terminal, do not reach it. It ends
+        // with the daemon.
+        .process_group(0)
         .spawn()?;
     let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
     let (events, inbox) = mpsc::channel();
@@ -152,6 +170,9 @@ fn read_up_to(from: Option<impl Read>, most: u64) -> Vec<u8> {
 }
 
 fn answer(status: ExitStatus, mut output: Vec<u8>, errors: &[u8], limits: &CompileLimits) -> Ended {
+    if let Some(signal) = status.signal().filter(|signal| !is_of_fault(*signal)) {
+        return Ended::NotRun(format!("its process was ended from outside by signal {signal}"));
+    }
     if !status.success() {
         return Ended::Died(reason(status, errors, limits));
     }
@@ -165,6 +186,10 @@ fn answer(status: ExitStatus, mut output: Vec<u8>, errors: &[u8], limits: &Compi
         Some(parts) => Ended::Answered(reply, parts),
         None => garbled(),
     }
+}
+
+fn is_of_fault(signal: i32) -> bool {
+    SIGNALS_OF_FAULTS.iter().any(|fault| fault.as_raw() == signal)
 }
 
 /// Returns the component and the modules that follow an answer: as many bytes as it says, and no more.

@@ -102,3 +102,43 @@ fn n7_a_reason_outside_the_file_is_named_and_not_held_against_it() {
     assert!(refused.contains("its process got 0.0 s of CPU time in 1 s: the host is busy"), "{refused}");
     assert!(quarantined_files(&cache).expect("read").is_empty());
 }
+
+#[test]
+fn n7_a_compiler_process_that_is_ended_from_outside_is_not_held_against_its_file() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let program = hostile_program(dir.path(), &["file"]);
+    let cache = dir.path().join("cache");
+    let compiler =
+        CompilerProcess::new(program.clone(), CompileLimits::default(), Some(&cache)).expect("a compiler");
+    let compile = |script: String| {
+        fs::write(&program, format!("#!/bin/sh\nulimit -c 0\n{script}\n")).expect("written");
+        let job = Job {
+            bytes: b"file",
+            target: Target { file_bytes: 1_000, memory_bytes: 1_000, reservation: None },
+            cancel: &Cancel::default(),
+            key: &|_| "file".to_owned(),
+        };
+        compiler.compile(&job, Digest([0; 32]), |_| Ok(())).expect_err("refused")
+    };
+    let quarantined = || quarantined_files(&cache).expect("read").len();
+    let seen = dir.path().join("group");
+    compile(format!("read -r stat < /proc/$$/stat\nset -- $stat\necho \"$1 $5\" > {}", seen.display()));
+    let group = fs::read_to_string(seen).expect("written");
+    let (process, group) = group.trim_end().split_once(' ').expect("two ids");
+    // N7.18
+    assert_eq!(process, group, "it leads a group of its own");
+    for (name, number) in [("HUP", 1), ("INT", 2), ("QUIT", 3), ("USR1", 10), ("TERM", 15)] {
+        let refused = compile(format!("kill -{name} $$"));
+        let told = format!("its process was ended from outside by signal {number};");
+        // N7.18
+        assert!(refused.may_pass_by_itself() && refused.to_string().contains(&told), "{name}: {refused}");
+        assert_eq!(quarantined(), 0, "{name}");
+    }
+    compiler.drain();
+    let refused = compile("kill -KILL $$".to_owned());
+    // N7.18
+    assert!(refused.may_pass_by_itself() && quarantined() == 0, "while the gateway drains: {refused}");
+    compiler.draining.store(false, Ordering::Relaxed);
+    assert_eq!(compile("kill -SEGV $$".to_owned()).kind(), "compiler_died");
+    assert_eq!(quarantined(), 1, "the file is to blame");
+}
