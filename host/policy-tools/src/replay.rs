@@ -119,8 +119,11 @@ impl ReplayError {
         }
         let hint = match serde_json::from_str::<List>(text) {
             Ok(_) => "; this is a list of decisions: record them with GET /decisions/export, one in a line",
+            Err(_) if error.is_eof() => "; the line is cut off: record the decisions again, or remove it",
             Err(_) => "",
         };
+        // Its line is that of the text, which is one line.
+        let error = error.to_string().replace(" at line 1 column ", " at column ");
         Self::Line(number, format!("{error}{hint}"))
     }
 }

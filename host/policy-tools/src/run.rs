@@ -3,12 +3,12 @@
 use std::{
     fmt::Write as _,
     fs::File,
-    io::BufReader,
+    io::{BufRead, BufReader},
     path::{Path, PathBuf},
     process::ExitCode,
 };
 
-use anyhow::{Context as _, ensure};
+use anyhow::{Context as _, bail, ensure};
 use clap::Args;
 use pointsman_policy_runtime::FormulaSettings;
 use pointsman_routing::Policy;
@@ -22,6 +22,10 @@ use crate::{
 
 /// Number of differences in the text report.
 const MAX_SHOWN: usize = 10;
+
+/// First bytes of files in the formats of gzip and zstd.
+const GZIP: [u8; 2] = [0x1f, 0x8b];
+const ZSTD: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 
 /// Arguments of `run`.
 #[derive(Debug, Args)]
@@ -72,10 +76,10 @@ impl RunArgs {
             PolicyFile::read_hashing(&self.file, &self.limits, self.hash_salt)?
         };
         let policy = file.load(&settings).map_err(|refusal| file.refused(&refusal))?;
-        let recording = File::open(&self.receipts).with_context(|| self.receipts.display().to_string())?;
+        let recording = open(&self.receipts).with_context(|| self.receipts.display().to_string())?;
         let rank_by = if self.as_recorded { RankBy::Recorded } else { RankBy::Policy };
         let filter = file.filter().map(|filter| -> &dyn Policy { filter });
-        let report = replay_behind(filter, &policy, file.access.state(), BufReader::new(recording), rank_by)
+        let report = replay_behind(filter, &policy, file.access.state(), recording, rank_by)
             .with_context(|| self.receipts.display().to_string())?;
         let skipped: Vec<String> =
             report.skipped.iter().map(|(why, count)| format!("{count} {why}")).collect();
@@ -98,6 +102,17 @@ impl RunArgs {
     }
 }
 
+/// Opens a recording, and says how to expand a compressed one.
+fn open(path: &Path) -> anyhow::Result<impl BufRead> {
+    let mut recording = BufReader::new(File::open(path)?);
+    let begin = recording.fill_buf()?;
+    let packed = [(&GZIP[..], "gzip"), (&ZSTD[..], "zstd")];
+    if let Some((_, format)) = packed.iter().find(|(magic, _)| begin.starts_with(magic)) {
+        bail!("the file is compressed ({format}); expand it first: `{format} -dc FILE > decisions.jsonl`");
+    }
+    Ok(recording)
+}
+
 fn text(policy: &str, report: &Report) -> String {
     let Report { decisions, agree, legs, skipped, differences } = report;
     let mut text = format!("policy  {policy}\nagree   {agree} of {decisions}\n");
@@ -118,13 +133,22 @@ fn text(policy: &str, report: &Report) -> String {
 
 /// Describes a difference by this policy's costs, by the recorded costs and by the facts that differ.
 fn line(difference: &Difference) -> String {
-    let cost = |cost: Option<f32>| cost.map(|cost| format!(" (cost {cost})")).unwrap_or_default();
     let Difference { id, leg, recorded, new, .. } = difference;
-    let (old_cost, new_cost) = (cost(difference.recorded_cost), cost(difference.new_cost));
-    let by = difference.by.map(|by| format!(", dearer by {by}")).unwrap_or_default();
-    let mut text = format!("differs {id} {leg}: {recorded}{old_cost}, now {new}{new_cost}{by}\n");
+    // Costs are those of a worker.
+    let old = if recorded == "abstain" { "the fallback's choice" } else { recorded };
+    let mut text = format!("differs {id} {leg}: recorded {recorded}");
+    if let Some(cost) = difference.recorded_cost {
+        let _ = write!(text, " (recorded cost {cost})");
+    }
+    let _ = write!(text, ", now {new}");
+    if let Some(cost) = difference.new_cost {
+        let than = difference.by.map(|by| format!("; {old} costs {}", compared(by).0)).unwrap_or_default();
+        let _ = write!(text, " (cost {cost}{than})");
+    }
+    text.push('\n');
     if let (Some(cost), Some(by)) = (difference.new_cost_recorded, difference.by_recorded) {
-        let _ = writeln!(text, "        as recorded {new} costs {cost}, dearer by {by}");
+        let (much, than) = compared(by);
+        let _ = writeln!(text, "        by the recorded costs {new} costs {cost}, {much} {than} {old}");
     }
     if !difference.facts.is_empty() {
         let one =
@@ -133,4 +157,13 @@ fn line(difference: &Difference) -> String {
         let _ = writeln!(text, "        {recorded} | {new}: {}", facts.join(", "));
     }
     text
+}
+
+/// Returns how much more something costs, and the word before what it is compared with.
+fn compared(by: f32) -> (String, &'static str) {
+    match by {
+        0.0 => ("as much".to_owned(), "as"),
+        by if by < 0.0 => (format!("{} less", -by), "than"),
+        by => (format!("{by} more"), "than"),
+    }
 }

@@ -486,18 +486,20 @@ fn run_replays_decisions_and_its_exit_code_reports_differences() {
     write(&[line("1a", 1), line("2b", 0)]);
     let ran = pointsman(dir.path(), ["run", "policy.wasm", "--receipts", "r.jsonl"]);
     assert_eq!(ran.code, Some(1), "{}{}", ran.out, ran.err);
-    assert!(
-        ran.out.contains("differs 2b decode: 11/0 (cost 1.5), now 12/1 (cost 2), dearer by 3\n"),
-        "{}",
-        ran.out
-    );
+    let differs =
+        "differs 2b decode: recorded 11/0 (recorded cost 1.5), now 12/1 (cost 2; 11/0 costs 3 more)\n";
+    // O7.3
+    assert!(ran.out.contains(differs), "{}", ran.out);
     assert!(ran.out.contains("agree   1 of 2\n        decode: 1 of 2\n"), "{}", ran.out);
     assert!(ran.out.contains("        11/0 | 12/1: active-requests 5 | 2\n"), "{}", ran.out);
     let known =
         |id: &str, costs: &str| line(id, 0).replace("\"choice\"", &format!("\"costs\":{costs},\"choice\""));
-    write(&[known("3c", "[1.5,1.75]"), known("4d", "[1.5,4]"), line("5e", 0)]);
+    write(&[known("3c", "[1.5,1.25]"), known("4d", "[1.5,4]"), line("5e", 0)]);
     let ran = pointsman(dir.path(), ["run", "policy.wasm", "--receipts", "r.jsonl", "--as-recorded"]);
-    let places = ["4d decode", "12/1 costs 4, dearer by 2.5\n", "3c decode", "dearer by 0.25\n", "5e decode"];
+    let by_recorded = |cost, by| format!("        by the recorded costs 12/1 costs {cost}, {by} 11/0\n");
+    let (first, second) = (by_recorded("4", "2.5 more than"), by_recorded("1.25", "0.25 less than"));
+    let places = ["4d decode", &first, "3c decode", &second, "5e decode"];
+    // O7.3
     let places = places.map(|text| ran.out.find(text).unwrap_or_else(|| panic!("{text}: {}", ran.out)));
     assert!(places.is_sorted(), "{}", ran.out);
     write(&[line("1a", 1), line("2b", 0)]);
@@ -511,6 +513,16 @@ fn run_replays_decisions_and_its_exit_code_reports_differences() {
     write(&["no decision".to_owned()]);
     let ran = pointsman(dir.path(), ["run", "policy.wasm", "--receipts", "r.jsonl"]);
     assert!(ran.code == Some(2) && ran.err.contains("r.jsonl: line 1: "), "{}", ran.err);
+    write(&[line("1a", 1), line("2b", 1)[..60].to_owned()]);
+    let ran = pointsman(dir.path(), ["run", "policy.wasm", "--receipts", "r.jsonl"]);
+    let cut =
+        "r.jsonl: line 2: EOF while parsing a value at column 60; the line is cut off: record the decisions";
+    // O7.4
+    assert!(ran.code == Some(2) && ran.err.contains(cut), "{}", ran.err);
+    fs::write(dir.path().join("r.jsonl"), b"\x1f\x8b\x08\0").expect("written");
+    let ran = pointsman(dir.path(), ["run", "policy.wasm", "--receipts", "r.jsonl"]);
+    // O7.4
+    assert!(ran.code == Some(2) && ran.err.contains("compressed (gzip); expand it first"), "{}", ran.err);
     write(&[format!("{{\"decisions\":[{}]}}", line("1a", 1))]);
     let ran = pointsman(dir.path(), ["run", "policy.wasm", "--receipts", "r.jsonl"]);
     assert!(ran.code == Some(2) && ran.err.contains("record them with GET /decisions/export"), "{}", ran.err);
