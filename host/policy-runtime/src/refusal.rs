@@ -34,7 +34,10 @@ pub enum Refusal {
         limit: u64,
     },
     /// The file does not begin as WebAssembly does.
-    #[error("not WebAssembly: the file is {0}; expected a component or a core module with WIT metadata")]
+    #[error(
+        "not WebAssembly: the file is {0}; expected a component or a core module with WIT metadata: `pointsman policy \
+         build` makes one"
+    )]
     NotWasm(String),
     /// A core module without embedded WIT metadata, or with metadata that does not fit it.
     #[error("the core module cannot be made a component: {0}; build it with `pointsman policy build`")]
@@ -135,6 +138,17 @@ pub enum Refusal {
         /// The slot.
         slot: SlotKind,
     },
+    /// The world of the policy that the configuration names does not fit the slot.
+    #[error(
+        "a {world} cannot fill the slot {slot}; name a policy of another world in `policy` or `builtin` of \
+         [policies.slots.{slot}]"
+    )]
+    WrongNamed {
+        /// The policy's world.
+        world: World,
+        /// The slot.
+        slot: SlotKind,
+    },
     /// A filter, and nothing ranks the candidates that it keeps.
     #[error(
         "a filter ranks no candidates, and no policy of the slot {0} does; set `policy`, `builtin` or `scorers` in \
@@ -148,6 +162,19 @@ pub enum Refusal {
         near: Option<String>,
         /// Names of the files of all slots.
         expected: String,
+    },
+    /// The file is named after a slot that its model does not have.
+    #[error(
+        "the model `{model}` has no slot {slot} of its own; add [models.\"{model}\".slots.{slot}] to the configuration \
+         and restart; models that have it: {models}"
+    )]
+    NoModelSlot {
+        /// The model, after the folder of the file.
+        model: String,
+        /// The slot.
+        slot: SlotKind,
+        /// Names of the models that have this slot.
+        models: String,
     },
     /// The formula file cannot be used.
     #[error("{0}")]
@@ -264,8 +291,8 @@ impl Refusal {
             Self::Probe { .. } => "probe",
             Self::NotDeterministic { .. } => "not_deterministic",
             Self::Observe(_) => "observe",
-            Self::WrongSlot { .. } | Self::NoRank(_) => "wrong_slot",
-            Self::NoSlot { .. } => "no_slot",
+            Self::WrongSlot { .. } | Self::WrongNamed { .. } | Self::NoRank(_) => "wrong_slot",
+            Self::NoSlot { .. } | Self::NoModelSlot { .. } => "no_slot",
             Self::Formula(_) => "formula",
             Self::TwoFiles(_) => "two_files",
             Self::Quarantined(_) => "quarantined",

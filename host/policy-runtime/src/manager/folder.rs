@@ -14,12 +14,17 @@ use std::{
 };
 
 use notify::{RecursiveMode, Watcher};
+use pointsman_routing::SlotKind;
 use tokio::sync::mpsc;
 
+use super::strays::SlotFiles;
 use crate::refusal::Refusal;
 
 /// Subdirectory of the parts that slots name.
 pub(super) const PARTS: &str = "parts";
+
+/// Endings of files beside policies: signatures, copies that are being written, and backups of editors.
+const NOT_POLICIES: [&str; 4] = [".minisig", ".tmp", ".swp", "~"];
 
 /// Entries of one directory that are listed; the rest is ignored.
 const MAX_ENTRIES: usize = 10_000;
@@ -107,14 +112,14 @@ impl Folder {
         names.collect::<BTreeSet<_>>().into_iter().collect()
     }
 
-    /// Lists policy files that belong to no slot, sorted. Skips hidden directories (`..data` of a Kubernetes
-    /// mount) and the directory of parts.
-    pub(super) fn strays<'a>(&self, known: impl Iterator<Item = &'a Path>) -> Vec<PathBuf> {
+    /// Lists files that seem to be policies and belong to no slot, sorted. Skips hidden files and directories
+    /// (`..data` of a Kubernetes mount) and the directory of parts.
+    pub(super) fn strays(&self, known: &SlotFiles) -> Vec<PathBuf> {
         let Some(dir) = &self.dir else { return Vec::new() };
-        let known: BTreeSet<&Path> = known.collect();
+        let own: BTreeSet<&Path> = known.all().collect();
         let mut found = BTreeSet::new();
-        collect(dir, Path::new(""), 0, &mut found);
-        found.into_iter().filter(|file| !known.contains(file.as_path())).collect()
+        collect(dir, Path::new(""), known, &mut found);
+        found.into_iter().filter(|file| !own.contains(file.as_path())).collect()
     }
 }
 
@@ -172,15 +177,28 @@ fn read(path: &Path, limit: usize) -> io::Result<Result<Vec<u8>, Refusal>> {
     Ok(Ok(bytes))
 }
 
-/// Returns whether a file with this name may have been meant as a policy.
-fn is_policy(name: &str, depth: u8) -> bool {
+/// Returns whether a file with this name may have been meant as a policy. `is_of_slots`: slots have files in
+/// its directory.
+fn is_policy(name: &str, is_of_slots: bool) -> bool {
     let name = name.to_ascii_lowercase();
     // A formula may lack a part of its ending; deeper, such a file belongs to a project.
-    name.ends_with(".wasm") || name.ends_with(if depth == 0 { ".toml" } else { ".formula.toml" })
+    name.ends_with(".wasm")
+        || name.ends_with(if is_of_slots { ".toml" } else { ".formula.toml" })
+        || (is_of_slots && begins_as_slot(&name) && !NOT_POLICIES.iter().any(|ending| name.ends_with(ending)))
 }
 
-fn collect(dir: &Path, relative: &Path, depth: u8, found: &mut BTreeSet<PathBuf>) {
+/// Returns whether the name of a slot is the first part of a file's name.
+fn begins_as_slot(name: &str) -> bool {
+    SlotKind::ALL.into_iter().any(|slot| {
+        let rest = name.strip_prefix(slot.to_string().as_str());
+        rest.is_some_and(|rest| !rest.starts_with(char::is_alphanumeric))
+    })
+}
+
+fn collect(dir: &Path, relative: &Path, known: &SlotFiles, found: &mut BTreeSet<PathBuf>) {
     let Ok(entries) = std::fs::read_dir(dir.join(relative)) else { return };
+    let depth = relative.components().count();
+    let is_of_slots = depth == 0 || known.has_folder(relative);
     for entry in entries.take(MAX_ENTRIES).flatten() {
         let name = entry.file_name();
         let path = relative.join(&name);
@@ -190,10 +208,50 @@ fn collect(dir: &Path, relative: &Path, depth: u8, found: &mut BTreeSet<PathBuf>
         if entry.path().is_dir() {
             // `<model>/<slot>.wasm`; a model's name may have one slash.
             if depth < 2 {
-                collect(dir, &path, depth + 1, found);
+                collect(dir, &path, known, found);
             }
-        } else if is_policy(&name.to_string_lossy(), depth) {
+        } else if is_policy(&name.to_string_lossy(), is_of_slots) {
             found.insert(path);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn n7_each_file_that_begins_with_the_name_of_a_slot_and_is_no_slot_s_is_listed() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let strays = [
+            "aggregated.formula.tml",
+            "decode-override",
+            "decode.formula",
+            "org/tiny/prefill.txt",
+            "prefill.wat",
+            "project/shortest.wasm",
+        ];
+        let others = [
+            ".prefill.wat",
+            "README.md",
+            "decoder.txt",
+            "decode.formula.toml~",
+            "org/tiny/prefill.wasm",
+            "parts/prefill.wat",
+            "prefill.wasm",
+            "prefill.wasm.minisig",
+            "prefill.wasm.tmp",
+            "project/decode.rs",
+        ];
+        for file in strays.iter().chain(&others).map(|file| dir.path().join(file)) {
+            fs::create_dir_all(file.parent().expect("a folder")).expect("a folder");
+            fs::write(file, "x").expect("written");
+        }
+        let (folder, _changes) = Folder::open(Some(dir.path().to_owned())).expect("opened");
+        let known = ["prefill.wasm", "org/tiny/prefill.wasm"].map(Path::new);
+        // N7.20
+        assert_eq!(folder.strays(&SlotFiles::new(known.into_iter())), strays.map(PathBuf::from));
     }
 }

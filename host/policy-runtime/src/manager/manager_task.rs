@@ -269,7 +269,7 @@ impl ManagerTask {
     fn update_strays(&mut self) -> bool {
         let lanes = self.managed.iter().flat_map(ManagedSlot::lanes);
         let names = SlotFiles::new(lanes.map(|lane| lane.file.as_path()));
-        let mut strays = self.builder.folder.strays(names.all());
+        let mut strays = self.builder.folder.strays(&names);
         let more = strays.len().saturating_sub(MAX_STRAYS);
         strays.truncate(MAX_STRAYS);
         if more == self.more_strays && strays.iter().eq(self.strays.iter().map(|stray| &stray.file)) {

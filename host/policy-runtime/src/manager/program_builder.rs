@@ -260,7 +260,9 @@ impl ProgramBuilder {
             Some(PlannedRank::Native(mode)) => filters.map(|_| Program::Native(*mode)),
             Some(PlannedRank::Policy(part)) => {
                 let (filters, policy) = both(filters, self.load(part, access))?;
-                program(slot, filters, policy).map_err(|refusal| part.refused(refusal).into())
+                let world = policy.info().world;
+                program(slot, filters, policy)
+                    .map_err(|_| part.refused(Refusal::WrongNamed { world, slot }).into())
             }
             Some(PlannedRank::Scorers(parts, picker)) => {
                 let load = |(part, weight, normalize): &(ResolvedPart, f32, Normalize)| {

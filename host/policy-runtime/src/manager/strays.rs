@@ -67,27 +67,82 @@ impl SlotFiles {
         self.components.iter().chain(&self.formulas).map(PathBuf::as_path)
     }
 
-    /// Says what is wrong with a name that is not one of these, and which of the same ending is near.
+    /// Returns whether a slot has a file in this folder.
+    pub(super) fn has_folder(&self, folder: &Path) -> bool {
+        self.components.iter().any(|file| file.parent() == Some(folder))
+    }
+
+    /// Says what is wrong with a name that is not one of these, and which of the same kind is near.
     pub(super) fn stray(&self, file: PathBuf) -> Stray {
-        let mut name = file.to_string_lossy().to_ascii_lowercase();
-        if let Some(stem) = name.strip_suffix(".toml").filter(|_| !name.ends_with(FORMULA_SUFFIX)) {
-            name = format!("{stem}{FORMULA_SUFFIX}");
+        let refusal = self.of_other_model(&file).unwrap_or_else(|| self.misspelt(&file));
+        Stray { file, refusal }
+    }
+
+    /// Returns the refusal of a file that is named as that of a slot, in the folder of a model without it.
+    fn of_other_model(&self, file: &Path) -> Option<Refusal> {
+        let (model, name) = (file.parent()?.to_str()?, file.file_name()?);
+        let slot = slot_of(Path::new(name)).filter(|_| !model.is_empty())?;
+        let own = PathBuf::from(lane_file(slot, Lane::Active));
+        let models = self.components.iter().filter(|file| file.file_name() == Some(own.as_os_str()));
+        let mut models: Vec<String> =
+            models.filter_map(|file| Some(file.parent()?.to_str()?.to_owned())).collect();
+        models.retain(|model| !model.is_empty());
+        if let Some(near) = nearest(&[&model.to_ascii_lowercase()], &models) {
+            let near = Path::new(near).join(name).display().to_string();
+            return Some(Refusal::NoSlot { near: Some(near), expected: String::new() });
         }
-        let names = if name.ends_with(FORMULA_SUFFIX) { &self.formulas } else { &self.components };
+        let models = if models.is_empty() { "none".to_owned() } else { listed(&models) };
+        Some(Refusal::NoModelSlot { model: model.to_owned(), slot, models })
+    }
+
+    fn misspelt(&self, file: &Path) -> Refusal {
+        let name = file.to_string_lossy().to_ascii_lowercase();
+        let with_ending = with_ending(&name);
+        let names = if with_ending.ends_with(FORMULA_SUFFIX) { &self.formulas } else { &self.components };
         let names: Vec<String> = names.iter().map(|file| file.display().to_string()).collect();
-        let likeness =
-            |other: &String| strsim::normalized_damerau_levenshtein(&name, &other.to_ascii_lowercase());
-        let near = names.iter().map(|other| (likeness(other), other));
-        let near =
-            near.max_by(|(a, _), (b, _)| a.total_cmp(b)).filter(|(likeness, _)| *likeness >= MIN_LIKENESS);
-        let near = near.map(|(_, name)| name.clone());
-        let listed = names.get(..MAX_EXPECTED).unwrap_or(&names);
-        let more = names.len() - listed.len();
-        let mut expected = listed.join(", ");
-        if more > 0 {
-            expected.push_str(&format!(" and {more} others"));
+        let near = nearest(&[&name, &with_ending], &names).map(str::to_owned);
+        Refusal::NoSlot { near, expected: listed(&names) }
+    }
+}
+
+/// Returns the slot after which a file is named.
+fn slot_of(file: &Path) -> Option<SlotKind> {
+    SlotKind::ALL.into_iter().find(|slot| {
+        let mut components = Lane::ALL.into_iter().map(|lane| PathBuf::from(lane_file(*slot, lane)));
+        components.any(|own| own == file || formula_file(&own) == file)
+    })
+}
+
+/// Returns a name with the ending that was probably meant.
+fn with_ending(name: &str) -> String {
+    let path = Path::new(name);
+    match (name.split_once(".formula"), path.extension().and_then(|ending| ending.to_str())) {
+        (Some((stem, _)), _) => format!("{stem}{FORMULA_SUFFIX}"),
+        (_, Some("toml")) => format!("{}{FORMULA_SUFFIX}", path.with_extension("").display()),
+        (_, Some(ending)) if Lane::ALL.into_iter().any(|lane| lane.to_string() == ending) => {
+            format!("{name}.wasm")
         }
-        Stray { file, refusal: Refusal::NoSlot { near, expected } }
+        _ => path.with_extension("wasm").display().to_string(),
+    }
+}
+
+/// Returns the name that is most like one of `spellings`, if it is near.
+fn nearest<'a>(spellings: &[&str], names: &'a [String]) -> Option<&'a str> {
+    let likeness = |name: &str| {
+        let name = name.to_ascii_lowercase();
+        let likeness = spellings.iter().map(|other| strsim::normalized_damerau_levenshtein(other, &name));
+        likeness.fold(0.0, f64::max)
+    };
+    let nearest = names.iter().map(|name| (likeness(name), name)).max_by(|(a, _), (b, _)| a.total_cmp(b));
+    nearest.filter(|(likeness, _)| *likeness >= MIN_LIKENESS).map(|(_, name)| name.as_str())
+}
+
+/// Lists names, the first ones of many.
+fn listed(names: &[String]) -> String {
+    let first = names.get(..MAX_EXPECTED).unwrap_or(names);
+    match names.len() - first.len() {
+        0 => first.join(", "),
+        more => format!("{} and {more} others", first.join(", ")),
     }
 }
 
@@ -128,6 +183,24 @@ mod tests {
     }
 
     #[test]
+    fn n7_a_file_of_a_model_without_the_slot_is_told_which_table_to_add() {
+        let files = ["prefill.wasm", "tiny/decode.wasm", "org/large/prefill.wasm"].map(Path::new);
+        let files = SlotFiles::new(files.into_iter());
+        let problem = |name: &str| files.stray(name.into()).problem();
+        // N7.19
+        assert_eq!(
+            problem("org/other/prefill.canary.formula.toml"),
+            "the model `org/other` has no slot prefill of its own; add [models.\"org/other\".slots.prefill] to the \
+             configuration and restart; models that have it: org/large"
+        );
+        // N7.19
+        assert!(problem("tiny/prefill.wasm").contains("add [models.\"tiny\".slots.prefill]"));
+        assert!(problem("tiny/aggregated.wasm").ends_with("; models that have it: none"));
+        let misspelt = "the file name selects no slot; did you mean `org/large/prefill.shadow.wasm`?";
+        assert_eq!(problem("org/lrage/prefill.shadow.wasm"), misspelt);
+    }
+
+    #[test]
     fn a_misspelled_name_has_the_nearest_name_of_its_kind_and_another_one_has_all() {
         let files = ["prefill.wasm", "prefill.canary.wasm", "decode.wasm", "tiny/decode.wasm"].map(Path::new);
         let files = SlotFiles::new(files.into_iter());
@@ -141,6 +214,13 @@ mod tests {
             ("prefill.toml", "prefill.formula.toml"),
             ("Prefill.formula.TOML", "prefill.formula.toml"),
             ("PREFILL.WASM", "prefill.wasm"),
+            ("prefill.formla.toml", "prefill.formula.toml"),
+            // N7.20
+            ("prefill.wat", "prefill.wasm"),
+            ("prefill", "prefill.wasm"),
+            ("prefill.canary", "prefill.canary.wasm"),
+            ("decode.formula", "decode.formula.toml"),
+            ("prefill.formula.tml", "prefill.formula.toml"),
         ] {
             let expected = format!("the file name selects no slot; did you mean `{near}`?");
             assert_eq!(problem(name), expected, "{name}");

@@ -128,7 +128,7 @@ fn a_broken_file_is_refused_and_the_last_good_one_kept() {
     assert_eq!(
         after.refusals[0].message,
         "not WebAssembly: the file is 7 bytes of an unknown type; \
-         expected a component or a core module with WIT metadata"
+         expected a component or a core module with WIT metadata: `pointsman policy build` makes one"
     );
     // The same bytes are not tried again.
     std::thread::sleep(Duration::from_millis(600));

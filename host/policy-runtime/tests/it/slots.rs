@@ -189,6 +189,20 @@ fn a_composed_slot_serves_from_its_parts_and_a_new_part_is_a_new_generation_of_t
 }
 
 #[test]
+fn n7_a_configured_policy_of_another_world_is_refused_with_the_keys_that_name_it() {
+    let part = Part::embedded("conditional-disagg", CONDITIONAL_DISAGG, "{}".into());
+    let managed = managed(SlotSpec::of(Rank::Policy(part)), TrustRules::default(), &[]);
+    let refused = managed.until("refused", |slot| !slot.refusals.is_empty());
+    assert_eq!(refused.refusals[0].kind, "wrong_slot");
+    // N7.21
+    assert_eq!(
+        refused.refusals[0].message,
+        "a decode-override cannot fill the slot prefill; name a policy of another world in `policy` or `builtin` of \
+         [policies.slots.prefill]"
+    );
+}
+
+#[test]
 fn other_settings_or_weights_are_a_new_generation_of_the_same_code() {
     let mut spec = builtin();
     spec.active.settings = r#"{"mode":"good"}"#.into();
