@@ -57,6 +57,26 @@ test("unknown names get a suggestion", () => {
   assert.throws(() => ask(reads, { rows }), /does not ask for the fact `engine-queues`: did you mean `engine-queue`\? \(helper.test.mjs:\d+:\d+\)/);
 });
 
+test("a policy asks for an array of facts that exist", () => {
+  const asking = (wants) => selector({ ...facts, ...wants, select: () => 0 });
+  const labels = ["label-is/zone=a", "label-number/price", "taint-is/spot"];
+  assert.deepEqual(ask(asking({ requestFacts: ["n"], workerFacts: labels }), { rows: [{}] }), { row: 0 });
+  for (const [wants, text] of [
+    [{ workerFacts: ["engine-que"] }, "unknown worker fact `engine-que`: did you mean `engine-queue`?"],
+    [{ workerFacts: ["n"] }, "unknown worker fact `n`"],
+    [{ requestFacts: ["label-is/zone=a"] }, "unknown request fact `label-is/zone=a`"],
+    [{ workerFacts: ["label-is/zone"] }, "unknown worker fact `label-is/zone`"],
+    [{ workerFacts: ["taint-is/"] }, "unknown worker fact `taint-is/`"],
+    [{ workerFacts: "engine-queue" }, 'workerFacts is "engine-queue": expected an array of names'],
+    [{ requestFacts: [1] }, "requestFacts is [1]: expected an array of names"],
+  ]) {
+    assert.throws(() => ask(asking(wants), { rows: [{ "engine-queue": 1 }] }), (error) => {
+      assert.ok(error.message.includes(text), `${error.message}: expected ${text}`);
+      return true;
+    });
+  }
+});
+
 test("Math.random depends on the seed of the call only", () => {
   const random = scorer({ ...facts, score: (call) => Array.from({ length: call.rows }, () => Math.random()) });
   const first = ask(random, { rows, seed: 7n });

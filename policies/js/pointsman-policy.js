@@ -19,15 +19,42 @@
 // (microseconds since the Unix epoch). `facts["n"]` is a number of the request; `facts["engine-queue"]` is an array with one value
 // for each row. The build copies this file beside the policy. `pointsman policy new` writes a complete example.
 
-// Facts that are not one u32. `pointsman policy facts` lists all facts.
-const U64 = new Set([
-  "session-hash", "lora-hash", "tenant-hash", "other-leg-worker-id", "program-hash", "worker-id",
-]);
-const F32 = new Set([
-  "priority", "priority-jump-s", "overlap-score-credit", "host-cache-credit", "disk-cache-credit",
-  "prefill-load-scale", "active-request-weight", "temperature", "shared-cache-multiplier", "kv-usage",
-  "taint-preference",
-]);
+// All facts by type. Do not edit: each release writes its own. `pointsman policy facts` describes them.
+const FACTS = {
+  "request": {
+    "u32": [
+      "prompt-tokens", "prompt-tokens-estimated", "request-blocks", "block-size", "n", "max-tokens",
+      "expected-output-tokens", "ttft-target-us", "itl-target-us", "tenant-active-requests",
+      "assume-kv-reuse", "track-prefill-tokens", "other-leg-dp-rank", "explain", "queue-us",
+      "program-turn", "program-idle-ms",
+    ],
+    "f32": [
+      "priority", "priority-jump-s", "overlap-score-credit", "host-cache-credit", "disk-cache-credit",
+      "prefill-load-scale", "active-request-weight", "temperature", "shared-cache-multiplier",
+    ],
+    "u64": [
+      "session-hash", "lora-hash", "tenant-hash", "other-leg-worker-id", "program-hash",
+    ],
+  },
+  "worker": {
+    "u32": [
+      "dp-rank", "active-requests", "active-prefill-tokens", "decode-blocks", "total-blocks",
+      "cached-blocks-device", "cached-blocks-host", "cached-blocks-disk", "engine-running",
+      "engine-queue", "load-age-ms", "topology-distance", "lora-loaded", "session-bound", "ttft-ewma-us",
+      "itl-ewma-us", "error-ppm", "local-prefill", "max-concurrency", "prefill-us-per-ktoken",
+      "engine-running-known", "engine-queue-known", "kv-usage-known", "program-tokens",
+      "running-program-tokens", "label-is/<key>=<value>", "taint-is/<name>",
+    ],
+    "f32": [
+      "kv-usage", "taint-preference", "label-number/<key>",
+    ],
+    "u64": [
+      "worker-id",
+    ],
+  },
+};
+const U64 = new Set(Object.values(FACTS).flatMap(({ u64 }) => u64));
+const F32 = new Set(Object.values(FACTS).flatMap(({ f32 }) => f32));
 
 const MASK = (1n << 64n) - 1n;
 
@@ -173,6 +200,9 @@ export function decodeOverride(rule) {
  */
 export function ask(exports, { settings = {}, rows = [], request = {}, decode, leg = "prefill", attempt = 0, seed = 1n, nowUs = 0n } = {}) {
   const wants = told(() => exports.policy.configure(JSON.stringify(settings)));
+  // In a component the gateway refuses unknown facts; it may have newer ones.
+  checkFacts("request", wants.requestFacts);
+  checkFacts("worker", wants.workerFacts);
   const call = { leg, attempt, rows: rows.length, seed: BigInt(seed), nowUs };
   const requestWords = words(wants.requestFacts, [request], true);
   const worker = (list) => words(wants.workerFacts, list);
@@ -189,6 +219,20 @@ export function ask(exports, { settings = {}, rows = [], request = {}, decode, l
   const one = decode === undefined ? new Uint32Array() : worker([decode]);
   const plan = told(() => exports.disaggregation.decide(call, requestWords, one, worker(rows)));
   return plan.tag === "shed" ? { shed: plan.val.status } : { plan: plan.tag };
+}
+
+/** Refuses facts that no gateway has. */
+function checkFacts(scope, asked) {
+  const facts = Object.values(FACTS[scope]).flat();
+  const unknown = asked.find((name) => !facts.some((fact) => isFact(name, fact)));
+  if (unknown !== undefined) throw new Error(`${scope}Facts: unknown ${scope} fact \`${unknown}\`${suggestion(unknown, facts)}`);
+}
+
+/** Returns whether this is the name of a fact. That of a label or taint has parts in <>. */
+function isFact(name, fact) {
+  const [begin, ...rest] = fact.split("<");
+  if (!rest.length) return name === fact;
+  return name.length > begin.length && name.startsWith(begin) && (name.includes("=") || !fact.includes("="));
 }
 
 /** Turns an error of the contract into an Error. */
@@ -267,6 +311,11 @@ function baseExports(rule, method) {
   if (typeof rule[method] !== "function") throw new Error(`the policy has no function \`${method}\``);
   known("the policy", rule, [...RULE_KEYS, method, ...(method === "decide" ? ["decodeConfig"] : [])]);
   const { requestFacts = [], workerFacts = [], settings: defaults = {} } = rule;
+  for (const [key, asked] of Object.entries({ requestFacts, workerFacts })) {
+    if (!Array.isArray(asked) || !asked.every((name) => typeof name === "string")) {
+      throw new Error(`${key} is ${shown(asked)}: expected an array of names`);
+    }
+  }
   const split = requestFacts.reduce((width, name) => width + widthOf(name), 0);
   const policy = {
     describe: () => ({ name: rule.name, version: rule.version ?? "0.1.0" }),

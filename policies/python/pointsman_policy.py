@@ -40,15 +40,42 @@ except ImportError:  # plain Python
 
 MASK = (1 << 64) - 1
 
-# Facts that are not one u32. `pointsman policy facts` lists all facts.
-U64 = frozenset({
-    "session-hash", "lora-hash", "tenant-hash", "other-leg-worker-id", "program-hash", "worker-id",
-})
-F32 = frozenset({
-    "priority", "priority-jump-s", "overlap-score-credit", "host-cache-credit", "disk-cache-credit",
-    "prefill-load-scale", "active-request-weight", "temperature", "shared-cache-multiplier", "kv-usage",
-    "taint-preference",
-})
+# All facts by type. Do not edit: each release writes its own. `pointsman policy facts` describes them.
+FACTS = {
+    "request": {
+        "u32": [
+            "prompt-tokens", "prompt-tokens-estimated", "request-blocks", "block-size", "n", "max-tokens",
+            "expected-output-tokens", "ttft-target-us", "itl-target-us", "tenant-active-requests",
+            "assume-kv-reuse", "track-prefill-tokens", "other-leg-dp-rank", "explain", "queue-us",
+            "program-turn", "program-idle-ms",
+        ],
+        "f32": [
+            "priority", "priority-jump-s", "overlap-score-credit", "host-cache-credit", "disk-cache-credit",
+            "prefill-load-scale", "active-request-weight", "temperature", "shared-cache-multiplier",
+        ],
+        "u64": [
+            "session-hash", "lora-hash", "tenant-hash", "other-leg-worker-id", "program-hash",
+        ],
+    },
+    "worker": {
+        "u32": [
+            "dp-rank", "active-requests", "active-prefill-tokens", "decode-blocks", "total-blocks",
+            "cached-blocks-device", "cached-blocks-host", "cached-blocks-disk", "engine-running",
+            "engine-queue", "load-age-ms", "topology-distance", "lora-loaded", "session-bound", "ttft-ewma-us",
+            "itl-ewma-us", "error-ppm", "local-prefill", "max-concurrency", "prefill-us-per-ktoken",
+            "engine-running-known", "engine-queue-known", "kv-usage-known", "program-tokens",
+            "running-program-tokens", "label-is/<key>=<value>", "taint-is/<name>",
+        ],
+        "f32": [
+            "kv-usage", "taint-preference", "label-number/<key>",
+        ],
+        "u64": [
+            "worker-id",
+        ],
+    },
+}
+U64 = frozenset(name for types in FACTS.values() for name in types["u64"])
+F32 = frozenset(name for types in FACTS.values() for name in types["f32"])
 
 
 class Policy:
@@ -88,7 +115,7 @@ class Columns:
         for given, asked in [(request, policy.request_facts), *((row, worker) for row in rows)]:
             for name in given:
                 if name not in asked:
-                    raise KeyError(f"the policy does not ask for the fact '{name}'{_other_name(name, asked)}")
+                    raise KeyError(f"the policy does not ask for the fact '{name}'{_suggestion(name, asked)}")
         for name in policy.request_facts:
             columns._values[name] = _exact(name, request.get(name, 0))
         for name in worker:
@@ -162,6 +189,7 @@ def ask(policy_class, rows=(), request=None, decode=None, settings=None, call=No
     `decode` has the facts of the decode worker. `Shed` and errors are raised.
     """
     policy = configured(policy_class, json.dumps(settings or {}))
+    _check_facts(policy)
     rows, request = list(rows), request or {}
     call = call or Call(rows=len(rows))
     many = Columns.of(policy, request, rows)
@@ -227,6 +255,9 @@ def configured(policy_class, settings: str):
         if wanted != _kind(value) and wanted != "null":
             raise ValueError(f"settings: `{key}` is a {_kind(value)}: expected a {wanted}")
     policy.configure({**policy.settings, **given})
+    for scope, asked in (("request", policy.request_facts), ("worker", policy.worker_facts)):
+        if not isinstance(asked, (list, tuple)) or not all(isinstance(name, str) for name in asked):
+            raise ValueError(f"{scope}_facts is {asked!r}: expected a list of names")
     return policy
 
 
@@ -438,10 +469,19 @@ def _suggestion(name: str, known) -> str:
     return f": did you mean '{close[0]}'?" if close else ""
 
 
-def _other_name(name: str, asked) -> str:
-    """Returns the fact that a policy asks for where a test has this name. Either may be misspelt."""
-    close = difflib.get_close_matches(name, list(asked), n=1)
-    return f", but for '{close[0]}': `pointsman policy facts` lists the names of facts" if close else ""
+def _check_facts(policy) -> None:
+    """Refuses facts that no gateway has. In a component the gateway does, which may have newer ones."""
+    for scope, asked in (("request", policy.request_facts), ("worker", policy.worker_facts)):
+        known = [name for names in FACTS[scope].values() for name in names]
+        for name in asked:
+            if not any(_is_fact(name, fact) for fact in known):
+                raise ValueError(f"{scope}_facts: unknown {scope} fact '{name}'{_suggestion(name, known)}")
+
+
+def _is_fact(name: str, fact: str) -> bool:
+    """Returns whether this is the name of a fact. That of a label or taint has parts in <>."""
+    begin, *rest = fact.split("<")
+    return name == fact if not rest else len(name) > len(begin) and name.startswith(begin) and ("=" in name or "=" not in fact)
 
 
 def _kind(value) -> str:

@@ -92,7 +92,26 @@ class Helper(unittest.TestCase):
         self.refused(Scorer, [0, 0], "`weight` is a text: expected a number", settings={"weight": "2"})
         with self.assertRaises(KeyError) as raised:
             pp.ask(answering(Scorer, [0]), rows=[{"engine-queu": 1}])
-        self.assertIn("does not ask for the fact 'engine-queu', but for 'engine-queue': `pointsman policy", str(raised.exception))
+        self.assertIn("does not ask for the fact 'engine-queu': did you mean 'engine-queue'?", str(raised.exception))
+
+    def test_a_policy_asks_for_a_list_of_facts_that_exist(self):
+        def asking(**facts):
+            return type("Asking", (answering(Selector, 0),), facts)
+
+        labels = ["label-is/zone=a", "label-number/price", "taint-is/spot"]
+        self.assertEqual(pp.ask(asking(request_facts=("n",), worker_facts=labels), rows=[{}]), 0)
+        for facts, text in [
+            ({"worker_facts": ["engine-que"]}, "unknown worker fact 'engine-que': did you mean 'engine-queue'?"),
+            ({"worker_facts": ["n"]}, "unknown worker fact 'n'"),
+            ({"request_facts": ["label-is/zone=a"]}, "unknown request fact 'label-is/zone=a'"),
+            ({"worker_facts": ["label-is/zone"]}, "unknown worker fact 'label-is/zone'"),
+            ({"worker_facts": ["taint-is/"]}, "unknown worker fact 'taint-is/'"),
+            ({"worker_facts": "engine-queue"}, "worker_facts is 'engine-queue': expected a list of names"),
+            ({"request_facts": [1]}, "request_facts is [1]: expected a list of names"),
+        ]:
+            with self.assertRaises(ValueError) as raised:
+                pp.ask(asking(**facts), rows=[{"engine-queue": 1}])
+            self.assertIn(text, str(raised.exception))
 
     def test_a_class_has_the_method_of_one_world(self):
         with self.assertRaises(TypeError) as raised:

@@ -60,3 +60,49 @@ pub fn facts() -> impl Iterator<Item = Fact> {
         Some(Fact { scope: scope?, name, ty, meaning, unit, absent })
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, path::Path};
+
+    use super::*;
+
+    /// Returns the facts as the helpers write them, by scope and type, without the last line.
+    fn helper_table(indent: &str) -> String {
+        let mut text = "{\n".to_owned();
+        for (scope, key) in [(Scope::Request, "request"), (Scope::Worker, "worker")] {
+            text += &format!("{indent}\"{key}\": {{\n");
+            for ty in ["u32", "f32", "u64"] {
+                text += &format!("{0}\"{ty}\": [\n", indent.repeat(2));
+                let mut line = String::new();
+                for fact in facts().filter(|fact| (fact.scope, fact.ty) == (scope, ty)) {
+                    let name = format!(" \"{}\",", fact.name);
+                    if line.len() + name.len() > 100 {
+                        text += &format!("{}{}\n", indent.repeat(3), std::mem::take(&mut line).trim_start());
+                    }
+                    line += &name;
+                }
+                text += &format!("{}{}\n{}],\n", indent.repeat(3), line.trim_start(), indent.repeat(2));
+            }
+            text += &format!("{indent}}},\n");
+        }
+        text.trim_end().to_owned()
+    }
+
+    #[test]
+    fn the_helpers_in_python_and_javascript_have_the_table_of_facts() {
+        for (file, indent) in [("python/pointsman_policy.py", "    "), ("js/pointsman-policy.js", "  ")] {
+            let path = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/..")).join(file);
+            let text = fs::read_to_string(&path).expect("a file");
+            let (before, rest) = text.split_once("FACTS = ").expect("a table");
+            let (found, after) = rest.split_once("\n}").expect("its end");
+            let table = helper_table(indent);
+            if std::env::var_os("UPDATE_DOCS").is_some() {
+                fs::write(&path, format!("{before}FACTS = {table}\n}}{after}")).expect("written");
+                continue;
+            }
+            let advice = "write it: UPDATE_DOCS=1 cargo test -p pointsman-guest-build the_helpers";
+            assert_eq!(found, table, "the table of {file} is stale; {advice}");
+        }
+    }
+}

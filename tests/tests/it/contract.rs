@@ -38,24 +38,6 @@ fn the_host_the_sdk_and_the_document_have_one_table_of_facts() {
     assert_eq!(rows, host.iter().map(|(_, fact, ty)| (*fact, *ty)).collect());
 }
 
-/// The helpers of other languages know which facts are wider than a `u32`, or are not integers.
-#[test]
-fn the_helpers_in_python_and_javascript_know_the_types_of_facts() {
-    for file in ["policies/python/pointsman_policy.py", "policies/js/pointsman-policy.js"] {
-        let text = std::fs::read_to_string(root().join(file)).unwrap();
-        for (marker, ty) in [("U64 =", FactType::U64), ("F32 =", FactType::F32)] {
-            let list = text.split_once(marker).unwrap().1.split_once(')').unwrap().0;
-            let helper: BTreeSet<&str> = list.split('"').skip(1).step_by(2).collect();
-            let request =
-                RequestFact::ALL.iter().filter(|fact| fact.ty() == ty).map(|fact| fact.name().to_owned());
-            let worker =
-                WorkerFact::ALL.iter().filter(|fact| fact.ty() == ty).map(|fact| fact.name().to_owned());
-            let host: BTreeSet<String> = request.chain(worker).collect();
-            assert_eq!(helper, host.iter().map(String::as_str).collect(), "{file}: {marker}");
-        }
-    }
-}
-
 /// The helpers run in plain Python and Node, with tests of their own.
 #[test]
 fn the_helpers_in_python_and_javascript_pass_their_tests_without_a_component() {
