@@ -9,6 +9,7 @@ mod azure;
 mod block_ids;
 mod burst_gpt;
 mod csv;
+mod json;
 mod models;
 mod mooncake;
 mod mooncake_delta;

@@ -5,7 +5,9 @@ use std::{io::Write, time::Duration};
 use serde::{Deserialize, Serialize, de::IgnoredAny};
 
 use super::{
-    ReadLines, Targets, Trace, TraceRequest, check_block_count, milliseconds, parse_line,
+    ReadLines, Targets, Trace, TraceRequest, check_block_count,
+    json::{or_null, whole_number},
+    milliseconds, parse_line,
     sessions::{SessionId, Sessions, TurnForm},
     timestamp_ms, tokens,
 };
@@ -13,9 +15,11 @@ use super::{
 #[derive(Serialize, Deserialize)]
 struct Line {
     timestamp: Option<f64>,
+    #[serde(deserialize_with = "whole_number")]
     input_length: u64,
+    #[serde(deserialize_with = "whole_number")]
     output_length: u64,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_null")]
     hash_ids: Vec<u64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     session_id: Option<SessionId>,
@@ -23,13 +27,16 @@ struct Line {
     delay: Option<f64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     parent_session_id: Option<SessionId>,
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(default, deserialize_with = "or_null", skip_serializing_if = "is_false")]
     join: bool,
+    /// In a later turn that is not only what it adds to its session. Files of `pointsman trace` have it.
+    #[serde(default, deserialize_with = "or_null", skip_serializing_if = "is_false")]
+    whole_prompt: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     model: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     tenant_hash: Option<u64>,
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, deserialize_with = "or_null", skip_serializing_if = "is_zero")]
     priority: f32,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     ttft_target_ms: Option<f64>,
@@ -46,8 +53,8 @@ fn is_zero(priority: &f32) -> bool {
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
-fn is_false(join: &bool) -> bool {
-    !*join
+fn is_false(value: &bool) -> bool {
+    !*value
 }
 
 /// Reads lines, and checks each against the sessions of the earlier lines.
@@ -84,7 +91,7 @@ impl ReadLines for Reader {
                 itl: line.itl_target_ms.map(|target| milliseconds("itl_target_ms", target)).transpose()?,
             },
         };
-        self.sessions.check(&mut request, line.timestamp.is_some())?;
+        self.sessions.check(&mut request, line.timestamp.is_some(), line.whole_prompt)?;
         self.has_group |= line.group_id.is_some();
         Ok(Some(request))
     }
@@ -105,6 +112,7 @@ pub(super) fn write(trace: &Trace, mut out: impl Write) -> std::io::Result<()> {
             delay: request.delay.map(in_milliseconds),
             parent_session_id: request.parent.clone().map(SessionId::Text),
             join: request.join,
+            whole_prompt: request.delay.is_some(),
             model: request.model.clone(),
             tenant_hash: request.tenant_hash,
             priority: request.priority,

@@ -6,7 +6,9 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 use serde::Deserialize;
 
 use super::{
-    BlockIds, ReadLines, TraceRequest, check_block_count, milliseconds, nominal_time, parse_line,
+    BlockIds, ReadLines, TraceRequest, check_block_count,
+    json::whole_number,
+    milliseconds, nominal_time, parse_line,
     sessions::{SessionId, check_count, check_id, next_turn},
     timestamp_ms, tokens,
 };
@@ -17,7 +19,9 @@ const MAX_BLOCK_ID: u64 = 1 << 62;
 #[derive(Deserialize)]
 struct Line {
     session_id: SessionId,
+    #[serde(deserialize_with = "whole_number")]
     input_length: u64,
+    #[serde(deserialize_with = "whole_number")]
     output_length: u64,
     #[serde(default)]
     hash_ids: Vec<u64>,

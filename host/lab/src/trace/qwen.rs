@@ -9,7 +9,9 @@ use std::{
 use serde::Deserialize;
 
 use super::{
-    ReadLines, TraceRequest, check_block_count, nominal_time, parse_line,
+    ReadLines, TraceRequest, check_block_count,
+    json::whole_number,
+    nominal_time, parse_line,
     sessions::{MAX_TURNS, check_count, next_turn},
     timestamp_ms, tokens,
 };
@@ -23,7 +25,9 @@ struct Line {
     #[serde(default = "no_parent")]
     parent_chat_id: i64,
     timestamp: f64,
+    #[serde(deserialize_with = "whole_number")]
     input_length: u64,
+    #[serde(deserialize_with = "whole_number")]
     output_length: u64,
     #[serde(default = "first_turn")]
     turn: u32,

@@ -124,6 +124,9 @@ impl Parser<'_> {
         let unusable =
             |problem: String| Err(TraceError::Unusable { file: self.file.to_owned(), line, problem });
         let is_first = self.reader.is_none();
+        if is_first && let Some(problem) = text.as_ref().ok().and_then(|text| not_json_lines(text)) {
+            return unusable(problem);
+        }
         let (format, reader) = match &mut self.reader {
             Some(reader) => reader,
             None => {
@@ -191,6 +194,19 @@ impl Parser<'_> {
         }
         Ok(trace)
     }
+}
+
+/// Returns the problem of a first line that begins JSON of another form than one object a line.
+fn not_json_lines(text: &str) -> Option<String> {
+    let (form, way) = match text.trim_start() {
+        "{" => ("an indented JSON object", "`jq -c .` writes it as one line"),
+        text if text.starts_with('[') => ("a JSON array", "`jq -c '.[]'` writes its elements as lines"),
+        _ => return None,
+    };
+    Some(format!(
+        "begins {form}: expected JSON lines, each a request with `timestamp`, `input_length` and `output_length`; {way}. \
+         Texts, such as ShareGPT's, have no lengths: count their tokens with the model's tokenizer"
+    ))
 }
 
 /// Warns when so many requests arrive in a second that the times are probably seconds.

@@ -4,7 +4,7 @@ use std::{collections::HashMap, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-use super::TraceRequest;
+use super::{TraceRequest, json::whole_number};
 
 /// Maximum length of a session's id, bytes.
 const MAX_ID: usize = 256;
@@ -18,6 +18,7 @@ pub const MAX_TURNS: u32 = 100_000;
 #[serde(untagged, expecting = "expected a text or a whole number")]
 pub(super) enum SessionId {
     Text(String),
+    #[serde(deserialize_with = "whole_number")]
     Number(u64),
 }
 
@@ -64,7 +65,7 @@ struct Session {
     first_block: Option<u64>,
 }
 
-/// Numbers of later turns with a `delay`.
+/// Numbers of later turns with a `delay`, without those that are known to be whole prompts.
 #[derive(Clone, Copy, Default)]
 struct LaterTurns {
     all: u64,
@@ -79,8 +80,14 @@ struct LaterTurns {
 impl Sessions {
     /// Checks the session fields of a request, and counts the request. `is_timed`: its line has a
     /// `timestamp`. Without one, the request gets the arrival of the newest request that it waits for, so
-    /// that a stable sort by arrival leaves it behind that request.
-    pub(super) fn check(&mut self, request: &mut TraceRequest, is_timed: bool) -> Result<(), String> {
+    /// that a stable sort by arrival leaves it behind that request. `is_whole`: its line says that it has the
+    /// whole prompt.
+    pub(super) fn check(
+        &mut self,
+        request: &mut TraceRequest,
+        is_timed: bool,
+        is_whole: bool,
+    ) -> Result<(), String> {
         let Some(name) = request.session.as_deref() else {
             return match (&request.parent, request.join) {
                 (Some(_), _) => Err("`parent_session_id` needs a `session_id` beside it".to_owned()),
@@ -95,7 +102,7 @@ impl Sessions {
                 let forks = if request.join { session.last_of_forks } else { Duration::ZERO };
                 request.at = session.last.max(forks);
             }
-            if request.delay.is_some() {
+            if request.delay.is_some() && !is_whole {
                 self.later.count(session, request, is_timed);
             }
             session.add(request);

@@ -90,6 +90,53 @@ fn a_bad_line_is_named_with_its_field_or_skipped_and_counted() {
 }
 
 #[test]
+fn json_of_another_form_than_lines_is_named_with_the_way_to_lines() {
+    for skip_bad in [false, true] {
+        for (text, form, way) in [
+            ("[\n  {\"id\": \"a\", \"conversations\": []}\n]\n", "a JSON array", "`jq -c '.[]'`"),
+            ("[{\"id\": \"a\"}]", "a JSON array", "`jq -c '.[]'`"),
+            ("\n{\n  \"timestamp\": 0\n}\n", "an indented JSON object", "`jq -c .`"),
+        ] {
+            let error = parse(text, skip_bad).unwrap_err().to_string();
+            for part in [form, way, "`input_length`", "tokenizer"] {
+                assert!(error.contains(part), "{part}: {error}");
+            }
+        }
+    }
+}
+
+#[test]
+fn numbers_and_missing_values_are_read_as_pandas_writes_them() {
+    let line = r#"{"timestamp": 3000.0, "input_length": 600.0, "output_length": 5.0, "hash_ids": null, "join": null,
+                   "session_id": 7.0, "delay": null, "priority": null, "whole_prompt": null, "model": null}"#;
+    let trace = parse(&line.replace('\n', ""), false).unwrap();
+    let first = &trace.requests[0];
+    assert_eq!((first.input_tokens, first.output_tokens, first.session.as_deref()), (600, 5, Some("7")));
+    let qwen = r#"{"chat_id": 1, "timestamp": 1.5, "input_length": 16.0, "output_length": 2.0}"#;
+    assert_eq!(parse(qwen, false).unwrap().requests[0].input_tokens, 16);
+    for odd in ["600.5", "-600.0", "1e300", "-600", "true"] {
+        let error = parse(&LINE.replace("600", odd), false).unwrap_err().to_string();
+        assert!(error.contains("`input_length`: invalid") && error.contains("a whole number"), "{error}");
+    }
+}
+
+#[test]
+fn a_written_trace_of_short_later_turns_reads_without_a_doubt_about_its_format() {
+    let line = |tokens: u32, more: &str| {
+        format!(
+            r#"{{"timestamp": 0, "session_id": "a", "input_length": {tokens}, "output_length": 5{more}}}"#
+        ) + "\n"
+    };
+    let text = line(900, "") + &line(100, r#", "delay": 10"#);
+    let read = parse(&text, false).unwrap();
+    assert!(read.notes.len() == 1 && read.notes[0].contains("--format mooncake-delta"), "{:?}", read.notes);
+    let mut out = Vec::new();
+    read.write_mooncake(&mut out).unwrap();
+    let written = parse(&String::from_utf8(out).unwrap(), false).unwrap();
+    assert_eq!((written.notes.as_slice(), &written.requests), ([].as_slice(), &read.requests));
+}
+
+#[test]
 fn azure_and_burst_gpt_are_recognised_by_their_header() {
     let azure = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n\
                  2023-11-16 18:15:50.9951690,396,109\n";
