@@ -134,8 +134,8 @@ impl TraceCommand {
         let read = trace.format.map_or_else(String::new, |format| format!(", read as {}", format.name()));
         let span = trace.requests.last().map_or(Duration::ZERO, |request| request.at);
         print(&format!(
-            "{}: {} requests in {:.0} s{read}, blocks of {} tokens, {} malformed lines left out; an unlimited cache would \
-             hit {:.1} % of their blocks\n",
+            "{}: {} requests in {:.0} s{read}, blocks of {} tokens, {} malformed lines left out; an unlimited cache of such \
+             blocks would hold {:.1} % of the prompt tokens\n",
             output.display(),
             trace.requests.len(),
             span.as_secs_f64(),

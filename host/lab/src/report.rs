@@ -13,10 +13,9 @@ use crate::{
     monitor::Monitor,
     prepared::{Prepared, prepare},
     run::{RunError, RunOptions, RunResult, run_prepared},
-    trace::Trace,
+    trace::{Trace, endless_cache_hit_rate},
 };
 
-mod ceiling;
 mod events;
 mod figures;
 mod pairs;
@@ -199,6 +198,8 @@ pub fn compare(plan: &Plan<'_>, monitor: &Monitor) -> Result<Comparison, RunErro
     });
     let arms: Vec<ArmReport> = arms.collect();
     let RunOptions { speed, fixed_schedule, .. } = plan.options;
+    let prompts = plan.trace.requests.iter().zip(&prepared);
+    let prompts = prompts.map(|(request, prepared)| (request.input_tokens, prepared.chain.iter().copied()));
     let mut comparison = Comparison {
         trace: plan.trace.name.clone(),
         requests: plan.trace.requests.len(),
@@ -210,11 +211,7 @@ pub fn compare(plan: &Plan<'_>, monitor: &Monitor) -> Result<Comparison, RunErro
         offered_per_s: rate(plan.trace.requests.len(), plan.trace.arrivals_s(fixed_schedule)) * speed,
         seeds: seeds.len() as u64,
         slo: plan.slo,
-        endless_cache_hit_rate: ceiling::endless_cache_hit_rate(
-            plan.trace,
-            &prepared,
-            plan.fleet.block_tokens,
-        ),
+        endless_cache_hit_rate: endless_cache_hit_rate(prompts, plan.fleet.block_tokens),
         possible: Possible::over(&bounds),
         ranking: ranking::rank(&arms, plan.rank_by),
         arms,

@@ -9,6 +9,7 @@ mod azure;
 mod block_ids;
 mod burst_gpt;
 mod csv;
+mod endless_cache;
 mod json;
 mod models;
 mod mooncake;
@@ -20,6 +21,7 @@ mod read;
 mod sessions;
 
 pub use block_ids::BlockIds;
+pub(crate) use endless_cache::endless_cache_hit_rate;
 pub(crate) use order::Order;
 pub use sessions::MAX_TURNS;
 use sessions::TurnForm;
@@ -274,27 +276,6 @@ impl Trace {
     pub fn truncated(mut self, count: usize) -> Self {
         self.requests.truncate(count);
         self
-    }
-
-    /// Returns the share of prompt blocks that an unlimited cache would hold, 0 to 1: an upper bound of any
-    /// hit rate.
-    #[must_use]
-    #[expect(clippy::cast_precision_loss, reason = "numbers of blocks stay far below 2^53")]
-    pub fn endless_cache_hit_rate(&self) -> f64 {
-        let mut seen = std::collections::HashSet::new();
-        let (mut all, mut hits) = (0_u64, 0_u64);
-        for request in &self.requests {
-            let full = (request.input_tokens / self.block_tokens.max(1)) as usize;
-            let mut prefix = 0_u64;
-            let mut run = true;
-            for block in request.blocks.iter().take(full) {
-                prefix = prefix.rotate_left(5) ^ block.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-                run &= !seen.insert(prefix);
-                all += 1;
-                hits += u64::from(run);
-            }
-        }
-        if all == 0 { 0.0 } else { hits as f64 / all as f64 }
     }
 
     /// Writes the trace as Mooncake's JSONL.

@@ -110,8 +110,8 @@ impl ExportArgs {
         let block = trace.block_tokens;
         let span = trace.requests.last().map_or(Duration::ZERO, |request| request.at);
         let mut text = format!(
-            "{output}: {} requests in {:.0} s from {} files, blocks of {block} tokens; an unlimited cache would \
-             hit {:.1} % of their blocks\nleft out: {}; {} malformed lines",
+            "{output}: {} requests in {:.0} s from {} files, blocks of {block} tokens; an unlimited cache of such blocks would \
+             hold {:.1} % of the prompt tokens\nleft out: {}; {} malformed lines",
             trace.requests.len(),
             span.as_secs_f64(),
             stats.files,

@@ -295,17 +295,6 @@ fn compressed_files_and_files_with_a_byte_order_mark_are_read() {
 }
 
 #[test]
-fn the_ceiling_of_the_hit_rate_counts_full_blocks_after_an_equal_prefix() {
-    let line = |ids: &str, tokens: u32| {
-        format!(r#"{{"timestamp":0,"input_length":{tokens},"output_length":1,"hash_ids":{ids}}}"#) + "\n"
-    };
-    let text =
-        line("[1,2,3]", 1_536) + &line("[1,2,4]", 1_536) + &line("[9,2,3]", 1_536) + &line("[1,2]", 600);
-    let rate = parse(&text, false).unwrap().endless_cache_hit_rate();
-    assert!((rate - 3.0 / 10.0).abs() < 1e-9, "{rate}");
-}
-
-#[test]
 fn a_line_that_is_too_long_is_not_read_into_memory() {
     let text = "x".repeat(usize::try_from(MAX_LINE).unwrap() + 10);
     let error = parse(&text, false).unwrap_err().to_string();
