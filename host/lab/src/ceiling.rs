@@ -4,7 +4,7 @@
 //! engines that beats every arm, with knowledge that no router has: it knows all arrivals and lengths, and
 //! simulates the consequences of a choice.
 
-pub(crate) use relaxation::Relaxation;
+pub(crate) use relaxation::{Relaxation, Ways};
 pub(crate) use replay::Scene;
 pub(crate) use search::search;
 pub(crate) use waits::Waits;

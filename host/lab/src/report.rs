@@ -16,6 +16,7 @@ use crate::{
     trace::{Trace, endless_cache_hit_rate},
 };
 
+mod backlog;
 mod events;
 mod figures;
 mod pairs;
@@ -218,7 +219,7 @@ pub fn compare(plan: &Plan<'_>, monitor: &Monitor) -> Result<Comparison, RunErro
         pairs: pairs.collect(),
         warnings: Vec::new(),
     };
-    comparison.warnings = warnings::of(&comparison, plan, plan.trace.expected_end_s(speed, fixed_schedule));
+    comparison.warnings = warnings::of(&comparison, plan);
     add_clairvoyant(&mut comparison, plan, &prepared, &bounds, monitor)?;
     Ok(comparison)
 }
@@ -258,7 +259,7 @@ impl Seed {
         let arm = |result| ArmSeed {
             figures: RunFigures::of(result, plan.slo),
             quantiles: Quantiles::of(result),
-            events: RunEvents::of(result),
+            events: RunEvents::of(result, plan.fleet),
             counts: RunCounts::of(result, plan.fleet.count() as usize),
         };
         let pair = |(first, second): (usize, usize)| {

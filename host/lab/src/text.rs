@@ -92,7 +92,8 @@ pub(crate) fn bounds(possible: &Possible) -> String {
 
 /// Appends the share of the requests that each worker of a role served, for each arm, in percent.
 fn shares(text: &mut String, report: &Comparison, width: usize) {
-    if report.engines < 2 {
+    let several = |arm: &'_ ArmReport| arm.workers.iter().any(|role| role.workers.len() > 1);
+    if !report.arms.iter().any(several) {
         return;
     }
     let _ = writeln!(

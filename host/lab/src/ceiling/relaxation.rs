@@ -139,7 +139,7 @@ impl Machine {
 }
 
 /// The ways in which a fleet can serve a request.
-struct Ways<'a> {
+pub(crate) struct Ways<'a> {
     fleet: &'a Fleet,
     groups: Vec<(Role, f64, LeastTimes)>,
     /// Least time from an arrival to the queue of an engine that computes prompts.
@@ -147,7 +147,7 @@ struct Ways<'a> {
 }
 
 impl<'a> Ways<'a> {
-    fn of(fleet: &'a Fleet) -> Self {
+    pub(crate) fn of(fleet: &'a Fleet) -> Self {
         let group = |group: &EngineGroup| {
             let least = LeastTimes::new(group.step_time(), group.limits(fleet.block_tokens));
             (group.role, milliseconds(group.request_overhead()), least)
@@ -180,7 +180,7 @@ impl<'a> Ways<'a> {
     }
 
     /// Returns the least time from arrival to the first token with `cached` tokens in the cache.
-    fn least_ms(&self, cached: u32, isl: u32) -> f64 {
+    pub(crate) fn least_ms(&self, cached: u32, isl: u32) -> f64 {
         let prompt = |ms: f64, times: &LeastTimes| ms + times.prompt_ms(cached, isl);
         let local = self.least_over_groups(|role| self.is_local(role), prompt);
         let remote = self.least_over_groups(|role| role == Role::Prefill, prompt);

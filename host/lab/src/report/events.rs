@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use pointsman_routing::SlotKind;
 use serde::Serialize;
 
-use crate::{run::RunResult, stats::mean};
+use super::backlog;
+use crate::{fleet::Fleet, run::RunResult, stats::mean};
 
 /// Number of points of a curve over time.
 const POINTS: u32 = 120;
@@ -24,6 +25,8 @@ pub struct Events {
     /// Number of runs that continued without the policies, because these had exceeded their CPU time too
     /// often.
     pub withdrawn_runs: usize,
+    /// Number of runs in which the fleet did not keep up with the arrivals.
+    pub overloaded_runs: usize,
 }
 
 /// Events of one run.
@@ -33,16 +36,18 @@ pub(super) struct RunEvents {
     fallbacks: BTreeMap<&'static str, u64>,
     withdrawn: bool,
     one_sided: BTreeMap<SlotKind, u64>,
+    overloaded: bool,
 }
 
 impl RunEvents {
-    pub(super) fn of(result: &RunResult) -> Self {
+    pub(super) fn of(result: &RunResult, fleet: &Fleet) -> Self {
         let imbalance = result.imbalance_over_time.iter().map(|(at, value)| (at.as_secs_f64(), *value));
         Self {
             imbalance: imbalance.collect(),
             fallbacks: result.fallbacks.clone(),
             withdrawn: result.withdrawn,
             one_sided: result.one_sided.clone(),
+            overloaded: backlog::grows(result, fleet),
         }
     }
 }
@@ -63,6 +68,7 @@ impl Events {
             fallbacks,
             one_sided,
             withdrawn_runs: runs.iter().filter(|run| run.withdrawn).count(),
+            overloaded_runs: runs.iter().filter(|run| run.overloaded).count(),
         }
     }
 }
@@ -97,6 +103,7 @@ mod tests {
             fallbacks: BTreeMap::from([("trap", count)]),
             withdrawn: count > 2,
             one_sided: BTreeMap::from([(SlotKind::Prefill, count)]),
+            overloaded: count > 2,
         }
     }
 
@@ -105,7 +112,7 @@ mod tests {
         let runs = [run(vec![(0.0, 1.0), (120.0, 3.0)], 1), run(vec![(0.5, 2.0), (1.5, 4.0)], 4)];
         let events = Events::over(&runs);
         assert_eq!(events.imbalance_over_time, [(0.5, 1.5), (1.5, 4.0), (119.5, 3.0)]);
-        assert_eq!((events.fallbacks["trap"], events.withdrawn_runs), (2.5, 1));
+        assert_eq!((events.fallbacks["trap"], events.withdrawn_runs, events.overloaded_runs), (2.5, 1, 1));
         assert_eq!(events.one_sided, BTreeMap::from([(SlotKind::Prefill, 4)]));
         assert!(Events::over(&[]).imbalance_over_time.is_empty());
     }

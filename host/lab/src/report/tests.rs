@@ -1,4 +1,5 @@
 use super::*;
+use crate::TraceRequest;
 use crate::{
     fleet::EngineGroup,
     generate::{Shape, Workload, generate},
@@ -243,4 +244,82 @@ fn text_and_page_show_no_value_where_too_few_requests_were_answered() {
     for (place, text) in [("text", &text), ("page", &page)] {
         assert!(!text.contains("inf ") && !text.contains(">inf") && !text.contains("NaN"), "{place}: {text}");
     }
+}
+
+/// Compares the default policies with one seed.
+fn compared_on(trace: &Trace, fleet: &Fleet, options: RunOptions) -> Comparison {
+    let (arms, options) = ([Arm::parse("kv").unwrap()], RunOptions { jitter: Duration::ZERO, ..options });
+    with(&[], 1, |plan| {
+        compare(&Plan { arms: &arms, trace, fleet, options, ..*plan }, &Monitor::default()).unwrap()
+    })
+}
+
+fn engines(groups: &[(Role, u32)]) -> Fleet {
+    let engines = groups.iter().map(|(role, count)| EngineGroup::new(*role, *count)).collect();
+    Fleet { block_tokens: 64, engines, ..Fleet::default() }
+}
+
+/// Returns requests of 640 new tokens and this many output tokens, `every_ms` apart.
+fn open_loop(requests: u64, every_ms: u64, output_tokens: u32) -> Trace {
+    let request = |number: u64| TraceRequest {
+        at: Duration::from_millis(number * every_ms),
+        input_tokens: 640,
+        output_tokens,
+        ..TraceRequest::default()
+    };
+    Trace { block_tokens: 64, requests: (0..requests).map(request).collect(), ..Trace::default() }
+}
+
+/// Returns sessions that start `every_ms` apart, with turns of 10 s between an answer and the next request.
+fn closed_loop(sessions: u64, turns: u64, every_ms: u64) -> Trace {
+    let mut trace = open_loop(sessions * turns, 0, 5);
+    for (number, request) in (0..).zip(&mut trace.requests) {
+        let session = number / turns;
+        request.at = Duration::from_millis(session * every_ms);
+        request.session = Some(format!("s{session}"));
+        request.delay = (number % turns > 0).then(|| Duration::from_secs(10));
+    }
+    trace
+}
+
+#[test]
+fn a_fleet_that_does_not_keep_up_is_told_and_one_that_does_is_not() {
+    let told = |trace: &Trace, fleet: &Fleet| {
+        let warnings = compared_on(trace, fleet, RunOptions::default()).warnings;
+        warnings.iter().any(|warning| warning.contains("does not keep up"))
+    };
+    let (one, pair) = (engines(&[(Role::Aggregated, 1)]), engines(&[(Role::Prefill, 1), (Role::Decode, 1)]));
+    // An engine takes 33 ms for such a prompt.
+    assert!(told(&open_loop(200, 10, 2), &one) && told(&open_loop(200, 10, 2), &pair));
+    for (name, trace) in [
+        ("idle", open_loop(200, 100, 2)),
+        ("answers longer than the trace", open_loop(20, 100, 3_000)),
+        ("a session much longer than its start", closed_loop(1, 40, 0)),
+        ("sessions that start together", closed_loop(6, 20, 50)),
+    ] {
+        assert!(!told(&trace, &one) && !told(&trace, &pair), "{name}");
+    }
+}
+
+#[test]
+fn engines_that_serve_no_request_are_told_and_a_table_without_rows_has_no_header() {
+    let trace = open_loop(20, 100, 5);
+    let report = |groups: &[(Role, u32)]| compared_on(&trace, &engines(groups), RunOptions::default());
+    let idle = |report: &Comparison| -> Vec<String> {
+        report.warnings.iter().filter(|warning| warning.contains("served no request")).cloned().collect()
+    };
+    let shown = |report: Comparison| {
+        crate::text::study(&crate::Study::new(vec![report], Vec::new(), RankBy::TtftP90))
+    };
+    let mixed = report(&[(Role::Prefill, 1), (Role::Decode, 1), (Role::Aggregated, 8)]);
+    let [warning] = <[String; 1]>::try_from(idle(&mixed)).unwrap();
+    assert!(
+        warning.starts_with("\"kv\": its 8 aggregated engines served no request: while a prefill"),
+        "{warning}"
+    );
+    assert!(!shown(mixed).contains("share, %"));
+    // Without a prefill engine, aggregated and decode engines share the requests.
+    let two = report(&[(Role::Decode, 1), (Role::Aggregated, 2)]);
+    assert!(idle(&two).is_empty(), "{:?}", two.warnings);
+    assert!(shown(two).contains("share, %"));
 }

@@ -1,12 +1,12 @@
 //! Warnings for readers of a comparison.
 
+use pointsman_workers::Role;
+
 use super::{ArmReport, Comparison, PairDifference, Plan, RankBy, tied, too_few_seeds};
+use crate::fleet::Fleet;
 
-/// Ratio of a run's duration to the trace's duration above which the fleet counts as overloaded.
-const OVERLOADED: f64 = 1.2;
-
-/// Returns the warnings. `last` is the time at which the last request is expected, seconds.
-pub(super) fn of(comparison: &Comparison, plan: &Plan<'_>, last: f64) -> Vec<String> {
+/// Returns the warnings.
+pub(super) fn of(comparison: &Comparison, plan: &Plan<'_>) -> Vec<String> {
     let mut warnings = Vec::new();
     if comparison.skipped_lines > 0 {
         warnings.push(format!("{} malformed lines of the trace were left out", comparison.skipped_lines));
@@ -26,14 +26,10 @@ pub(super) fn of(comparison: &Comparison, plan: &Plan<'_>, last: f64) -> Vec<Str
     }
     warnings.extend(no_difference(comparison, plan.rank_by));
     warnings.extend(too_few_seeds(&comparison.ranking, plan.rank_by));
-    comparison.arms.iter().for_each(|arm| warnings.extend(of_arm(arm)));
-    let overloaded = comparison.arms.iter().filter(|arm| arm.figures.span_s.mean > last * OVERLOADED + 60.0);
-    warnings.extend(overloaded.map(|arm| {
-        format!(
-            "\"{}\": the fleet does not keep up with the arrivals; its latencies grow with the trace",
-            arm.label
-        )
-    }));
+    for arm in &comparison.arms {
+        warnings.extend(of_arm(arm));
+        warnings.extend(idle_roles(arm, plan.fleet));
+    }
     warnings
 }
 
@@ -66,6 +62,13 @@ fn of_arm(arm: &ArmReport) -> Vec<String> {
             one.most() * 100.0,
         ));
     }
+    let (overloaded, runs) = (arm.events.overloaded_runs, arm.figures.span_s.values.len());
+    if overloaded * 2 > runs {
+        warnings.push(format!(
+            "\"{label}\": the fleet does not keep up with the arrivals in {overloaded} of {runs} runs: requests wait \
+             longer and longer for their first token, so that latencies grow with the trace"
+        ));
+    }
     if arm.events.withdrawn_runs > 0 {
         let runs = arm.events.withdrawn_runs;
         warnings.push(format!(
@@ -89,6 +92,31 @@ fn of_arm(arm: &ArmReport) -> Vec<String> {
         warnings.push(format!("\"{label}\": {count:.1} requests a run were {what}; {latencies}"));
     }
     warnings
+}
+
+/// Names the roles whose engines served no request although others did. With a pair that is up, a
+/// decode-override policy keeps a request on one worker; one that reads worker facts names the decode worker.
+fn idle_roles(arm: &ArmReport, fleet: &Fleet) -> Vec<String> {
+    let engines = |role: Role| {
+        fleet.engines.iter().filter(|group| group.role == role).map(|group| group.count).sum::<u32>()
+    };
+    let is_idle = |role: &Role| {
+        engines(*role) > 0 && !arm.workers.is_empty() && arm.workers.iter().all(|served| served.role != *role)
+    };
+    let has_pair = engines(Role::Prefill) > 0 && engines(Role::Decode) > 0;
+    let idle = [Role::Aggregated, Role::Prefill, Role::Decode].into_iter().filter(is_idle);
+    let warning = |role: Role| {
+        let why = match role == Role::Aggregated && has_pair {
+            true if fleet.routing.enforce_disagg => ": `enforce_disagg` excludes them",
+            true => {
+                ": while a prefill and a decode engine are up, only a decode-override policy that reads no worker facts, \
+                 and `local_fallback`, send requests there"
+            }
+            false => "",
+        };
+        format!("\"{}\": its {} {} engines served no request{why}", arm.label, engines(role), role.as_str())
+    };
+    idle.map(warning).collect()
 }
 
 /// Says that two arms made equal decisions, and names the setting that had no effect.

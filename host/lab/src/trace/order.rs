@@ -88,13 +88,6 @@ impl Trace {
         starts.map(|(_, request)| request.at).max().unwrap_or_default().as_secs_f64()
     }
 
-    /// Returns the time at which the last request arrives at a speed, seconds, if answers take as long as in
-    /// the trace.
-    pub(crate) fn expected_end_s(&self, speed: f64, fixed_schedule: bool) -> f64 {
-        let arrivals = self.arrivals_s(fixed_schedule);
-        arrivals / speed + (self.last_s() - arrivals).max(0.0)
-    }
-
     /// Starts `rate` sessions a second, at random times. The other requests keep their distance from the
     /// start of their session. A request without a session counts as a session of its own.
     #[must_use]
