@@ -193,6 +193,7 @@ fn capacity(cell: &Cell, files: &Files) -> anyhow::Result<f64> {
         found["at_least"] == 0 && found["below"] == 0,
         "the capacity is unknown: all loads or none meet the SLO; change the requests of the cell"
     );
+    // Both count the same arrivals, for agents the starts of sessions.
     let (found, offered) = (found["per_s"]["mean"].as_f64(), offered.as_f64());
     Ok(start * found.context("the report has no load")? / offered.context("the report has no rate")?)
 }

@@ -38,7 +38,7 @@ type Pick = fn(&ArmReport) -> Option<&Figure>;
 /// A row: the figure's name with its unit, its decimals, how to find it, and whether less is better.
 type Row = (&'static str, usize, Pick, bool);
 
-const ROWS: [Row; 25] = [
+const ROWS: [Row; 26] = [
     ("TTFT mean, ms", 1, |arm| Some(&arm.figures.ttft_mean), true),
     ("share of what is possible, %", 1, |arm| Some(&arm.percent_of_relaxation), false),
     ("of the clairvoyant search, %", 1, |arm| arm.percent_of_clairvoyant.as_ref(), false),
@@ -53,6 +53,7 @@ const ROWS: [Row; 25] = [
     ("E2E p50", 0, |arm| Some(&arm.figures.e2e_p50), true),
     ("E2E p90", 0, |arm| Some(&arm.figures.e2e_p90), true),
     ("E2E p99", 0, |arm| Some(&arm.figures.e2e_p99), true),
+    ("requests, 1/s", 3, |arm| Some(&arm.figures.requests_per_s), false),
     ("goodput, 1/s", 3, |arm| Some(&arm.figures.goodput), false),
     ("within SLO, share", 4, |arm| Some(&arm.figures.slo_share), false),
     ("hit rate", 4, |arm| Some(&arm.figures.hit_rate), false),

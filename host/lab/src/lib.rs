@@ -7,6 +7,7 @@
 //! the paused clock of a tokio runtime. Only engines and links are models ([`pointsman_sim::core`]).
 
 pub use arm::{Arm, ArmError};
+pub use arrivals::ArrivalUnit;
 pub use fleet::{
     EngineGroup, Fleet, FleetError, GatewayGroup, Links, Outage, Probe, Queue, Routing, StepTimeSpec,
 };

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::{
     arm::Arm,
-    arrivals::rate,
+    arrivals::ArrivalUnit,
     fleet::Fleet,
     jobs::run_jobs,
     monitor::Monitor,
@@ -28,8 +28,8 @@ mod workers;
 pub use events::Events;
 use events::RunEvents;
 use figures::RunFigures;
-pub(crate) use figures::slo_share;
 pub use figures::{Figure, Figures, Quantiles};
+pub(crate) use figures::{requests_per_s, slo_share};
 use pairs::PairSeed;
 pub use pairs::{DecisionCost, PairDifference};
 pub use possible::{Clairvoyant, Possible};
@@ -97,8 +97,10 @@ pub struct Comparison {
     pub engines: u32,
     /// Factor by which arrivals follow each other faster than in the trace.
     pub speed: f64,
-    /// Mean arrivals, requests a second.
+    /// Mean rate of the arrivals that do not depend on answers, a second.
     pub offered_per_s: f64,
+    /// What `offered_per_s` counts.
+    pub offered_unit: ArrivalUnit,
     /// Number of seeds that every arm ran with.
     pub seeds: u64,
     /// Limits for goodput.
@@ -199,6 +201,7 @@ pub fn compare(plan: &Plan<'_>, monitor: &Monitor) -> Result<Comparison, RunErro
     });
     let arms: Vec<ArmReport> = arms.collect();
     let RunOptions { speed, fixed_schedule, .. } = plan.options;
+    let arrivals = plan.trace.arrivals(fixed_schedule);
     let prompts = plan.trace.requests.iter().zip(&prepared);
     let prompts = prompts.map(|(request, prepared)| (request.input_tokens, prepared.chain.iter().copied()));
     let mut comparison = Comparison {
@@ -209,7 +212,8 @@ pub fn compare(plan: &Plan<'_>, monitor: &Monitor) -> Result<Comparison, RunErro
         step_time: plan.fleet.step_times(),
         engines: plan.fleet.count(),
         speed,
-        offered_per_s: rate(plan.trace.requests.len(), plan.trace.arrivals_s(fixed_schedule)) * speed,
+        offered_per_s: arrivals.per_s(speed),
+        offered_unit: arrivals.unit,
         seeds: seeds.len() as u64,
         slo: plan.slo,
         endless_cache_hit_rate: endless_cache_hit_rate(prompts, plan.fleet.block_tokens),

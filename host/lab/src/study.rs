@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use crate::{
+    arrivals::ArrivalUnit,
     max_load::MaxLoad,
     report::{Comparison, Figure, RankBy, Ranked, tied, too_few_seeds},
 };
@@ -39,11 +40,29 @@ impl Comparison {
     /// Returns the property in which this comparison differs from the study's other comparisons.
     #[must_use]
     pub fn setting(&self) -> String {
-        let (fleet, step_time, speed) = (&self.fleet, &self.step_time, self.speed);
+        let (fleet, step_time, speed, unit) =
+            (&self.fleet, &self.step_time, self.speed, self.offered_unit.name());
+        let measured = self.measured();
         if self.offered_per_s <= 0.0 {
-            return format!("{fleet}, step time {step_time}, all requests at once");
+            let measured = measured.map_or_else(String::new, |measured| format!(" ({measured})"));
+            return format!("{fleet}, step time {step_time}, all {unit} at once{measured}");
         }
-        format!("{fleet}, step time {step_time}, {speed}x arrivals ({:.2} requests/s)", self.offered_per_s)
+        let measured = measured.map_or_else(String::new, |measured| format!("; {measured}"));
+        format!(
+            "{fleet}, step time {step_time}, {speed}x arrivals ({:.2} {unit}/s{measured})",
+            self.offered_per_s
+        )
+    }
+
+    /// Returns the rate of the requests that arrived in the runs of the arms, which depends on the arms when
+    /// requests wait for answers.
+    fn measured(&self) -> Option<String> {
+        let mut rates: Vec<f64> = self.arms.iter().map(|arm| arm.figures.requests_per_s.mean).collect();
+        rates.sort_by(f64::total_cmp);
+        let (least, most) = (rates.first()?, rates.last()?);
+        let [least, most] = [least, most].map(|rate| format!("{rate:.2}"));
+        let range = if least == most { most } else { format!("{least} to {most}") };
+        (self.offered_unit != ArrivalUnit::Requests).then(|| format!("measured: {range} requests/s"))
     }
 }
 

@@ -157,9 +157,12 @@ impl CompareArgs {
         );
         let trace = self.reading.read(&self.trace, self.limit)?;
         ensure!(!trace.requests.is_empty(), "--limit leaves no request of the trace");
+        let arrivals = trace.arrivals(self.fixed_schedule);
         ensure!(
-            !self.max_load || trace.arrivals_s(self.fixed_schedule) > 0.0,
-            "--max-load changes the rate of arrivals, but all requests of this trace arrive at once"
+            !self.max_load || arrivals.seconds > 0.0,
+            "--max-load changes the rate of arrivals, but all {} of this trace are at once; `pointsman trace import \
+             --rate` gives them random times",
+            arrivals.unit.name()
         );
         let fleets = self.fleets()?;
         let arms = Arm::parse_all(self.arms.iter().map(String::as_str))?;

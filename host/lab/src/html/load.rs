@@ -120,7 +120,8 @@ pub(super) fn goodput(study: &Study) -> Option<String> {
 }
 
 fn over_load(first: &Comparison, group: &[&Comparison], (title, unit, logarithmic, pick): Plot) -> String {
-    let x = Axis { label: "arrivals, requests/s", logarithmic: false, range: None };
+    let label = format!("arrivals, {}/s", first.offered_unit.name());
+    let x = Axis { label: &label, logarithmic: false, range: None };
     let y = Axis { label: unit, logarithmic, range: None };
     let lines = first.arms.iter().enumerate().map(|(place, arm)| {
         let points = group.iter().filter_map(|report| {

@@ -88,6 +88,8 @@ figures! {
     fell_back,
     /// Seconds from the first arrival to the last token.
     span_s,
+    /// Requests a second over that time.
+    requests_per_s,
 }
 
 /// Quantiles 0 to 100 % in steps of 1 %, milliseconds; means over the seeds. Those that fall on requests
@@ -227,6 +229,7 @@ impl RunFigures {
             too_large: ended(Ended::TooLarge),
             fell_back: count(&|outcome| outcome.fell_back),
             span_s: result.span.as_secs_f64(),
+            requests_per_s: requests_per_s(result),
         }
     }
 }
@@ -239,6 +242,11 @@ pub(super) fn mean_ttft_ms(result: &RunResult) -> f64 {
 /// Returns the mean; infinite without values.
 fn mean_of_some(values: &[f64]) -> f64 {
     if values.is_empty() { f64::INFINITY } else { mean(values) }
+}
+
+/// Returns the number of requests a second, from the first arrival to the last token.
+pub(crate) fn requests_per_s(result: &RunResult) -> f64 {
+    number(result.outcomes.len()) / result.span.as_secs_f64().max(1e-9)
 }
 
 /// Returns the share of all requests that kept both limits, 0 to 1.

@@ -1,5 +1,5 @@
 use super::*;
-use crate::TraceRequest;
+use crate::{ArrivalUnit, TraceRequest, max_load};
 use crate::{
     fleet::EngineGroup,
     generate::{Shape, Workload, generate},
@@ -280,6 +280,53 @@ fn closed_loop(sessions: u64, turns: u64, every_ms: u64) -> Trace {
         request.delay = (number % turns > 0).then(|| Duration::from_secs(10));
     }
     trace
+}
+
+#[test]
+fn where_requests_wait_for_answers_the_rate_is_that_of_starts_beside_the_requests_that_were_measured() {
+    let (trace, fleet) = (closed_loop(6, 20, 50), engines(&[(Role::Aggregated, 1)]));
+    let report = compared_on(&trace, &fleet, RunOptions::default());
+    assert_eq!(report.offered_unit, ArrivalUnit::SessionStarts);
+    assert!((report.offered_per_s - 24.0).abs() < 1e-9, "{}", report.offered_per_s);
+    // 120 requests in 19 pauses of 10 s and some answers.
+    let figures = &report.arms[0].figures;
+    assert!((0.6..0.64).contains(&figures.requests_per_s.mean), "{figures:?}");
+    let shown = format!(
+        "1x arrivals (24.00 session starts/s; measured: {:.2} requests/s)",
+        figures.requests_per_s.mean
+    );
+    assert!(report.setting().ends_with(&shown), "{}", report.setting());
+    let one = compared_on(&closed_loop(1, 5, 0), &fleet, RunOptions::default()).setting();
+    assert!(one.contains("all session starts at once (measured: 0.1"), "{one}");
+    let open = compared_on(&open_loop(20, 100, 5), &fleet, RunOptions::default()).setting();
+    assert!(open.ends_with("1x arrivals (10.53 requests/s)"), "{open}");
+    let fixed = RunOptions { fixed_schedule: true, ..RunOptions::default() };
+    let fixed = compared_on(&trace, &fleet, fixed).setting();
+    assert!(fixed.contains("1x arrivals (480.00 scheduled requests/s; measured: 0."), "{fixed}");
+}
+
+#[test]
+fn the_number_of_sessions_bounds_a_load_when_they_start_within_the_time_that_one_takes() {
+    let arms = [Arm::parse("kv").unwrap()];
+    let fleet = engines(&[(Role::Aggregated, 1)]);
+    let found = |trace: &Trace| {
+        let plan = |plan: &Plan<'_>| {
+            max_load(&Plan { arms: &arms, trace, fleet: &fleet, ..*plan }, 0.95, &Monitor::default()).unwrap()
+        };
+        with(&[], 2, plan)
+    };
+    let bounded = found(&closed_loop(6, 20, 50));
+    let arm = &bounded.arms[0];
+    assert_eq!((bounded.offered, arm.unit, arm.at_least, arm.bounded), (6, ArrivalUnit::SessionStarts, 2, 2));
+    assert!((arm.per_s.mean - 24.0 * 64.0).abs() < 1e-6 && arm.requests_per_s.mean < 0.7, "{arm:?}");
+    assert!(
+        bounded.sentence().contains("The trace's 6 sessions bound the load of kv"),
+        "{}",
+        bounded.sentence()
+    );
+    // At 64 times their rate, sessions of one short turn still start over 30 s.
+    let free = found(&closed_loop(40, 2, 100_000));
+    assert_eq!((free.arms[0].at_least, free.arms[0].bounded), (2, 0), "{free:?}");
 }
 
 #[test]

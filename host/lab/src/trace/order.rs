@@ -6,7 +6,7 @@ use std::{collections::HashMap, time::Duration};
 use rand::{RngExt as _, SeedableRng as _, rngs::SmallRng};
 
 use super::Trace;
-use crate::arrivals::interval;
+use crate::arrivals::{ArrivalUnit, Arrivals, interval};
 
 /// The requests that wait, by number. A request waits only for requests before it in the trace, so there are
 /// no cycles.
@@ -76,16 +76,20 @@ impl Order {
 }
 
 impl Trace {
-    /// Returns the time in which all requests that do not wait for an answer arrive, seconds at the trace's
-    /// own speed. With a fixed schedule, returns the time in which all requests arrive. `speed` scales this
-    /// time.
-    pub(crate) fn arrivals_s(&self, fixed_schedule: bool) -> f64 {
-        if fixed_schedule {
-            return self.last_s();
-        }
+    /// Returns the arrivals that `speed` scales: those of the requests that do not wait for an answer, or of
+    /// all requests with a fixed schedule.
+    pub(crate) fn arrivals(&self, fixed_schedule: bool) -> Arrivals {
         let order = Order::of(self);
-        let starts = self.requests.iter().enumerate().filter(|(number, _)| !order.waits(*number));
-        starts.map(|(_, request)| request.at).max().unwrap_or_default().as_secs_f64()
+        let unit = match (order.missing.is_empty(), fixed_schedule) {
+            (true, _) => ArrivalUnit::Requests,
+            (false, true) => ArrivalUnit::ScheduledRequests,
+            (false, false) => ArrivalUnit::SessionStarts,
+        };
+        let is_start = |number: usize| unit != ArrivalUnit::SessionStarts || !order.waits(number);
+        let starts = self.requests.iter().enumerate().filter(|(number, _)| is_start(*number));
+        let (count, last) =
+            starts.fold((0, Duration::ZERO), |(count, last), (_, request)| (count + 1, last.max(request.at)));
+        Arrivals { unit, count, seconds: last.as_secs_f64() }
     }
 
     /// Starts `rate` sessions a second, at random times. The other requests keep their distance from the
@@ -121,10 +125,6 @@ impl Trace {
             self.requests.iter_mut().for_each(|request| request.targets.ttft = one());
         }
         self
-    }
-
-    fn last_s(&self) -> f64 {
-        self.requests.last().map_or(0.0, |request| request.at.as_secs_f64())
     }
 }
 

@@ -60,15 +60,22 @@ fn turns_forks_and_joins_wait_for_what_the_trace_says() {
 }
 
 #[test]
-fn the_arrivals_are_those_that_wait_for_nothing() {
+fn a_rate_counts_the_arrivals_that_wait_for_nothing() {
     let at = |mut request: TraceRequest, at: u64| {
         request.at = Duration::from_secs(at);
         request
     };
     let requests = vec![at(turn("a", None), 0), at(turn("b", None), 10), at(turn("a", Some(5)), 100)];
     let trace = Trace { requests, ..Trace::default() };
-    let seconds = [trace.arrivals_s(false), trace.arrivals_s(true)];
-    assert!((seconds[0] - 10.0).abs() < 1e-9 && (seconds[1] - 100.0).abs() < 1e-9, "{seconds:?}");
+    let of = |unit: ArrivalUnit, count: usize, seconds: f64| Arrivals { unit, count, seconds };
+    assert_eq!(trace.arrivals(false), of(ArrivalUnit::SessionStarts, 2, 10.0));
+    assert_eq!(trace.arrivals(true), of(ArrivalUnit::ScheduledRequests, 3, 100.0));
+    assert!((trace.arrivals(false).per_s(3.0) - 0.6).abs() < 1e-9);
+    // A turn without a pause arrives at its time.
+    let requests = vec![at(turn("a", None), 0), at(turn("a", None), 20)];
+    let open = Trace { requests, ..Trace::default() };
+    assert_eq!(open.arrivals(false), of(ArrivalUnit::Requests, 2, 20.0));
+    assert_eq!(open.arrivals(true), open.arrivals(false));
 }
 
 #[test]
@@ -97,6 +104,6 @@ fn new_starts_move_sessions_as_a_whole_and_are_equal_for_equal_seeds() {
         assert_eq!(of(&child, 0) - of(&name, 0), Duration::from_secs(3));
         assert_eq!(of(&name, 1) - of(&name, 0), Duration::from_secs(15));
     }
-    let seconds = spread.arrivals_s(false);
+    let seconds = spread.arrivals(false).seconds;
     assert!((300.0..500.0).contains(&seconds), "{seconds}");
 }
