@@ -16,7 +16,7 @@ use crate::{
 
 mod lookup;
 
-use lookup::Records;
+use lookup::{Records, Transports};
 
 /// Longest time between two lookups.
 const MAX_INTERVAL: Duration = Duration::from_secs(300);
@@ -46,26 +46,26 @@ pub struct DnsSourceConfig {
 #[derive(Debug)]
 pub struct DnsSource {
     config: DnsSourceConfig,
+    transports: Transports,
 }
 
 impl DnsSource {
     /// Creates the source; nothing is looked up yet.
     #[must_use]
     pub fn new(config: DnsSourceConfig) -> Self {
-        Self { config }
+        Self { config, transports: Transports::default() }
     }
 
     /// Asks the servers in turn.
-    async fn look_up(&self) -> Result<Records, String> {
+    async fn look_up(&mut self) -> Result<Records, String> {
         let DnsSourceConfig { record, servers, timeout, .. } = &self.config;
         let servers =
             if servers.is_empty() { system_servers(Path::new(RESOLV_CONF)).await? } else { servers.clone() };
         let mut problems = Vec::new();
         for server in servers.into_iter().take(MAX_SERVERS) {
-            match tokio::time::timeout(*timeout, lookup::srv(record, server)).await {
-                Ok(Ok(records)) => return Ok(records),
-                Ok(Err(problem)) => problems.push(format!("{server}: {problem}")),
-                Err(_) => problems.push(format!("{server}: no answer within {timeout:?}")),
+            match self.transports.srv(record, server, *timeout).await {
+                Ok(records) => return Ok(records),
+                Err(problem) => problems.push(format!("{server}: {problem}")),
             }
         }
         Err(format!("looking up SRV records of `{record}`: {}", problems.join("; ")))
@@ -86,7 +86,7 @@ impl DnsSource {
 }
 
 impl Source for DnsSource {
-    async fn run(self, reporter: Reporter) {
+    async fn run(mut self, reporter: Reporter) {
         loop {
             let pause = match self.look_up().await {
                 Ok(records) => {

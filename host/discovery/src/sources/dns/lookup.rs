@@ -1,7 +1,9 @@
-//! One question for SRV records: over UDP, and over TCP when the answer does not fit.
+//! One question for SRV records: over TCP, and over UDP to servers that do not answer so.
+//!
+//! Some servers, such as Consul, leave records out of an answer over UDP and do not say so.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeSet, HashMap},
     net::{Ipv4Addr, Ipv6Addr, SocketAddr},
     time::Duration,
 };
@@ -10,12 +12,17 @@ use simple_dns::{CLASS, Name, Packet, PacketFlag, QCLASS, QTYPE, Question, RCODE
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpStream, UdpSocket},
+    time::{Instant, timeout, timeout_at},
 };
 
 /// Largest answer over UDP that is read, bytes.
 const MAX_DATAGRAM: usize = 4_096;
 /// Answers over UDP to other questions that are passed over.
 const MAX_STRAYS: usize = 16;
+/// How long a server that answered over UDP alone is not asked over TCP first.
+const WITHOUT_TCP: Duration = Duration::from_secs(60);
+/// How long a server that answered over TCP is not believed over UDP: records may be missing there.
+const WITH_TCP: Duration = Duration::from_secs(600);
 /// Flags in the third byte of a message (RFC 1035, section 4.1.1).
 const RESPONSE: u8 = 0x80;
 const TRUNCATED: u8 = 0x02;
@@ -29,25 +36,73 @@ pub(super) struct Records {
     pub(super) ttl: Duration,
 }
 
-/// Asks `server` for the SRV records of `name`.
-///
-/// # Errors
-/// The server does not answer, refuses, or knows no such records.
-pub(super) async fn srv(name: &str, server: SocketAddr) -> Result<Records, String> {
-    let name = name.trim_end_matches('.');
-    let asked = Name::new(name).map_err(|error| format!("`{name}` is not a domain name: {error}"))?;
-    let id = rand::random::<u16>();
-    let mut query = Packet::new_query(id);
-    query.set_flags(PacketFlag::RECURSION_DESIRED);
-    let question = Question::new(asked, QTYPE::TYPE(TYPE::SRV), QCLASS::CLASS(CLASS::IN), false);
-    query.questions.push(question);
-    let query = query.build_bytes_vec().map_err(|error| format!("writing the question: {error}"))?;
-    match over_udp(&query, id, name, server).await? {
-        Answer::Records(records) => Ok(records),
-        Answer::Truncated => match read(&over_tcp(&query, server).await?, id, name)? {
-            Some(Answer::Records(records)) => Ok(records),
-            _ => Err("the answer over TCP is not that to the question".to_owned()),
-        },
+/// How servers answered last.
+#[derive(Debug, Default)]
+pub(super) struct Transports {
+    by_server: HashMap<SocketAddr, Transport>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Transport {
+    Tcp(Instant),
+    /// Over UDP, and not over TCP.
+    Udp(Instant),
+}
+
+/// A question for the SRV records of a name.
+struct Query<'a> {
+    name: &'a str,
+    id: u16,
+    bytes: Vec<u8>,
+}
+
+impl Transports {
+    /// Asks `server` for the SRV records of `name`. Half of the time is left for UDP where it may be asked.
+    ///
+    /// # Errors
+    /// The server does not answer within `limit`, refuses, or knows no such records.
+    pub(super) async fn srv(
+        &mut self,
+        name: &str,
+        server: SocketAddr,
+        limit: Duration,
+    ) -> Result<Records, String> {
+        let query = Query::new(name.trim_end_matches('.'))?;
+        self.by_server.retain(|_, transport| transport.is_valid());
+        let known = self.by_server.get(&server).copied();
+        let (silent, deadline) = (|_| format!("no answer within {limit:?}"), Instant::now() + limit);
+        if !matches!(known, Some(Transport::Udp(_))) {
+            let has_tcp = known.is_some();
+            let limit = if has_tcp { limit } else { limit / 2 };
+            match timeout(limit, query.over_tcp(server)).await.map_err(silent).flatten() {
+                Ok(answer) => {
+                    self.by_server.insert(server, Transport::Tcp(Instant::now()));
+                    return query.records(&answer);
+                }
+                Err(problem) if has_tcp => return Err(problem),
+                Err(_) => {}
+            }
+        }
+        let over_udp = async {
+            match query.over_udp(server).await? {
+                Answer::Truncated => query.records(&query.over_tcp(server).await?),
+                Answer::Records(records) => Ok(records),
+            }
+        };
+        let answered = timeout_at(deadline, over_udp).await.map_err(silent).flatten();
+        if answered.is_ok() && known.is_none() {
+            self.by_server.insert(server, Transport::Udp(Instant::now()));
+        }
+        answered
+    }
+}
+
+impl Transport {
+    fn is_valid(self) -> bool {
+        match self {
+            Self::Tcp(at) => at.elapsed() < WITH_TCP,
+            Self::Udp(at) => at.elapsed() < WITHOUT_TCP,
+        }
     }
 }
 
@@ -57,64 +112,89 @@ enum Answer {
     Truncated,
 }
 
-async fn over_udp(query: &[u8], id: u16, name: &str, server: SocketAddr) -> Result<Answer, String> {
-    let problem = |error: std::io::Error| error.to_string();
-    let any = if server.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-    let socket = UdpSocket::bind(SocketAddr::new(any, 0)).await.map_err(problem)?;
-    // Datagrams from other addresses are dropped.
-    socket.connect(server).await.map_err(problem)?;
-    socket.send(query).await.map_err(problem)?;
-    let mut buffer = vec![0; MAX_DATAGRAM];
-    for _ in 0..MAX_STRAYS {
-        let length = socket.recv(&mut buffer).await.map_err(problem)?;
-        if let Some(answer) = read(buffer.get(..length).unwrap_or_default(), id, name)? {
-            return Ok(answer);
+impl<'a> Query<'a> {
+    fn new(name: &'a str) -> Result<Self, String> {
+        let asked = Name::new(name).map_err(|error| format!("`{name}` is not a domain name: {error}"))?;
+        let id = rand::random::<u16>();
+        let mut query = Packet::new_query(id);
+        query.set_flags(PacketFlag::RECURSION_DESIRED);
+        let question = Question::new(asked, QTYPE::TYPE(TYPE::SRV), QCLASS::CLASS(CLASS::IN), false);
+        query.questions.push(question);
+        let bytes = query.build_bytes_vec().map_err(|error| format!("writing the question: {error}"))?;
+        Ok(Self { name, id, bytes })
+    }
+
+    async fn over_udp(&self, server: SocketAddr) -> Result<Answer, String> {
+        let problem = |error: std::io::Error| error.to_string();
+        let any = if server.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+        let socket = UdpSocket::bind(SocketAddr::new(any, 0)).await.map_err(problem)?;
+        // Datagrams from other addresses are dropped.
+        socket.connect(server).await.map_err(problem)?;
+        socket.send(&self.bytes).await.map_err(problem)?;
+        let mut buffer = vec![0; MAX_DATAGRAM];
+        for _ in 0..MAX_STRAYS {
+            let length = socket.recv(&mut buffer).await.map_err(problem)?;
+            if let Some(answer) = self.read(buffer.get(..length).unwrap_or_default())? {
+                return Ok(answer);
+            }
+        }
+        Err(format!("{MAX_STRAYS} answers to other questions"))
+    }
+
+    async fn over_tcp(&self, server: SocketAddr) -> Result<Vec<u8>, String> {
+        let exchange = async {
+            let mut stream = TcpStream::connect(server).await?;
+            let length = u16::try_from(self.bytes.len()).unwrap_or(u16::MAX);
+            stream.write_all(&[&length.to_be_bytes(), &self.bytes[..]].concat()).await?;
+            let mut answer = vec![0; usize::from(stream.read_u16().await?)];
+            stream.read_exact(&mut answer).await?;
+            Ok(answer)
+        };
+        exchange.await.map_err(|error: std::io::Error| format!("over TCP: {error}"))
+    }
+
+    /// Reads an answer over TCP.
+    fn records(&self, answer: &[u8]) -> Result<Records, String> {
+        match self.read(answer)? {
+            Some(Answer::Records(records)) => Ok(records),
+            _ => Err("the answer over TCP is not that to the question".to_owned()),
         }
     }
-    Err(format!("{MAX_STRAYS} answers to other questions"))
-}
 
-async fn over_tcp(query: &[u8], server: SocketAddr) -> Result<Vec<u8>, String> {
-    let exchange = async {
-        let mut stream = TcpStream::connect(server).await?;
-        let length = u16::try_from(query.len()).unwrap_or(u16::MAX);
-        stream.write_all(&[&length.to_be_bytes(), query].concat()).await?;
-        let mut answer = vec![0; usize::from(stream.read_u16().await?)];
-        stream.read_exact(&mut answer).await?;
-        Ok(answer)
-    };
-    exchange.await.map_err(|error: std::io::Error| format!("over TCP: {error}"))
-}
-
-/// Reads an answer; `None` if it is not that to our question.
-fn read(bytes: &[u8], id: u16, name: &str) -> Result<Option<Answer>, String> {
-    let Some([high, low, flags, _]) = bytes.first_chunk() else { return Ok(None) };
-    if u16::from_be_bytes([*high, *low]) != id || flags & RESPONSE == 0 {
-        return Ok(None);
-    }
-    // It may end within a record.
-    if flags & TRUNCATED != 0 {
-        return Ok(Some(Answer::Truncated));
-    }
-    let Ok(packet) = Packet::parse(bytes) else { return Ok(None) };
-    let same = |question: &Question<'_>| question.qname.to_string().eq_ignore_ascii_case(name);
-    if !packet.questions.first().is_some_and(same) {
-        return Ok(None);
-    }
-    match packet.rcode() {
-        RCODE::NoError => {}
-        RCODE::NameError => return Err("the name does not exist (NXDOMAIN)".to_owned()),
-        other => return Err(format!("the server answered {other:?}")),
-    }
-    let (mut targets, mut ttl) = (BTreeSet::new(), u32::MAX);
-    for record in &packet.answers {
-        if let RData::SRV(srv) = &record.rdata {
-            ttl = ttl.min(record.ttl);
-            targets.insert((srv.target.to_string().to_ascii_lowercase(), srv.port));
+    /// Reads an answer; `None` if it is not that to our question.
+    fn read(&self, bytes: &[u8]) -> Result<Option<Answer>, String> {
+        let Some([high, low, flags, _]) = bytes.first_chunk() else { return Ok(None) };
+        if u16::from_be_bytes([*high, *low]) != self.id || flags & RESPONSE == 0 {
+            return Ok(None);
         }
+        // It may end within a record.
+        if flags & TRUNCATED != 0 {
+            return Ok(Some(Answer::Truncated));
+        }
+        let Ok(packet) = Packet::parse(bytes) else { return Ok(None) };
+        let same = |question: &Question<'_>| question.qname.to_string().eq_ignore_ascii_case(self.name);
+        if !packet.questions.first().is_some_and(same) {
+            return Ok(None);
+        }
+        match packet.rcode() {
+            RCODE::NoError => {}
+            RCODE::NameError => return Err("the name does not exist (NXDOMAIN)".to_owned()),
+            other => return Err(format!("the server answered {other:?}")),
+        }
+        let (mut targets, mut ttl) = (BTreeSet::new(), u32::MAX);
+        for record in &packet.answers {
+            if let RData::SRV(srv) = &record.rdata {
+                ttl = ttl.min(record.ttl);
+                let target = srv.target.to_string().to_ascii_lowercase();
+                // The root as target says that the service is not offered (RFC 2782).
+                if !target.trim_end_matches('.').is_empty() && srv.port != 0 {
+                    targets.insert((target, srv.port));
+                }
+            }
+        }
+        if targets.is_empty() {
+            return Err("the name has no SRV records".to_owned());
+        }
+        Ok(Some(Answer::Records(Records { targets, ttl: Duration::from_secs(ttl.into()) })))
     }
-    if targets.is_empty() {
-        return Err("the name has no SRV records".to_owned());
-    }
-    Ok(Some(Answer::Records(Records { targets, ttl: Duration::from_secs(ttl.into()) })))
 }

@@ -1,6 +1,6 @@
 use std::sync::{
     Arc,
-    atomic::{AtomicU64, Ordering},
+    atomic::{AtomicBool, AtomicU64, Ordering},
 };
 
 use parking_lot::Mutex;
@@ -39,6 +39,10 @@ struct Server {
     says: Arc<Mutex<Says>>,
     asked: Arc<AtomicU64>,
     over_tcp: Arc<AtomicU64>,
+    /// Whether it closes connections without an answer.
+    refuses_tcp: Arc<AtomicBool>,
+    /// Whether it leaves records out of its answers over UDP, and does not say so.
+    shortens_udp: Arc<AtomicBool>,
 }
 
 impl Server {
@@ -51,13 +55,21 @@ impl Server {
             says: Arc::new(Mutex::new(Says::NoSuchName)),
             asked: Arc::default(),
             over_tcp: Arc::default(),
+            refuses_tcp: Arc::default(),
+            shortens_udp: Arc::default(),
         };
         let (says, asked) = (server.says.clone(), server.asked.clone());
+        let shortens = server.shortens_udp.clone();
         tracker.spawn(async move {
             let mut buffer = [0; 1_024];
             while let Ok((length, from)) = udp.recv_from(&mut buffer).await {
                 asked.fetch_add(1, Ordering::Relaxed);
-                let said = says.lock().clone();
+                let mut said = says.lock().clone();
+                if let Says::Targets(targets) = &mut said
+                    && shortens.load(Ordering::Relaxed)
+                {
+                    targets.truncate(3);
+                }
                 let _ = udp.send_to(&buffer[..1], from).await;
                 // First, an answer to another question.
                 let mut stray = buffer[..length].to_vec();
@@ -70,14 +82,22 @@ impl Server {
             }
         });
         let (says, count) = (server.says.clone(), server.over_tcp.clone());
+        let refuses = server.refuses_tcp.clone();
         tracker.spawn(async move {
+            let mut silent = Vec::new();
             while let Ok((mut stream, _)) = tcp.accept().await {
                 count.fetch_add(1, Ordering::Relaxed);
+                if refuses.load(Ordering::Relaxed) {
+                    continue;
+                }
                 let length = stream.read_u16().await.unwrap();
                 let mut query = vec![0; length.into()];
                 stream.read_exact(&mut query).await.unwrap();
                 let said = says.lock().clone();
-                let answer = answer(&query, &said, 65_535).unwrap();
+                let Some(answer) = answer(&query, &said, 65_535) else {
+                    silent.push(stream);
+                    continue;
+                };
                 stream.write_u16(u16::try_from(answer.len()).unwrap()).await.unwrap();
                 stream.write_all(&answer).await.unwrap();
             }
@@ -171,29 +191,41 @@ impl Running {
 #[tokio::test]
 async fn p7_records_are_followed_and_a_name_that_is_gone_changes_nothing() {
     let tracker = TaskTracker::new();
-    let (server, silent) = (Server::start(&tracker).await, Server::start(&tracker).await);
-    *silent.says.lock() = Says::Silence;
-    let running = run(vec![silent.address, server.address], &tracker);
-    running.until("it is away", |running| running.problem().contains("NXDOMAIN")).await;
-    server.say([1, 2]);
-    // P7.1: the second server answers, and the changes are followed
-    running.until("they joined", |running| running.urls().len() == 2).await;
-    assert_eq!(running.urls()[0], "http://engine-1.example:1");
-    server.say([1, 2, 3, 4]);
-    running.until("others joined", |running| running.urls().len() == 4).await;
-    for (says, expected) in [
-        (Says::NoSuchName, "does not exist (NXDOMAIN)"),
-        (Says::Nothing, "has no SRV records"),
-        (Says::Silence, "no answer within"),
-    ] {
-        *server.says.lock() = says;
-        running.until("the problem is told", |running| running.problem().contains(expected)).await;
-        // P7.2
-        assert_eq!(running.urls().len(), 4);
+    for refuses_tcp in [false, true] {
+        let (server, silent) = (Server::start(&tracker).await, Server::start(&tracker).await);
+        server.refuses_tcp.store(refuses_tcp, Ordering::Relaxed);
+        *silent.says.lock() = Says::Silence;
+        let running = run(vec![silent.address, server.address], &tracker);
+        running.until("it is away", |running| running.problem().contains("NXDOMAIN")).await;
+        server.say([1, 2]);
+        // P7.1: the second server answers, and the changes are followed
+        running.until("they joined", |running| running.urls().len() == 2).await;
+        assert_eq!(running.urls()[0], "http://engine-1.example:1");
+        server.say([1, 2, 3, 4]);
+        running.until("others joined", |running| running.urls().len() == 4).await;
+        let not_offered = vec![(".".to_owned(), 5), ("engine-1.example".to_owned(), 0)];
+        for (says, expected) in [
+            (Says::NoSuchName, "does not exist (NXDOMAIN)"),
+            (Says::Nothing, "has no SRV records"),
+            // P7.5
+            (Says::Targets(not_offered), "has no SRV records"),
+            (Says::Silence, "no answer within"),
+        ] {
+            *server.says.lock() = says;
+            let seen = server.asked.load(Ordering::Relaxed) + server.over_tcp.load(Ordering::Relaxed);
+            let asked = |server: &Server| {
+                server.asked.load(Ordering::Relaxed) + server.over_tcp.load(Ordering::Relaxed) > seen + 4
+            };
+            let is_told = |running: &Running| asked(&server) && running.problem().contains(expected);
+            running.until("the problem is told", is_told).await;
+            // P7.2
+            assert_eq!(running.urls().len(), 4);
+        }
+        server.say([4]);
+        running.until("it is back, and the removal confirmed", |running| running.urls().len() == 1).await;
+        assert_eq!(running.fleet.status().sources[2].state, SourceState::Present);
+        assert_eq!(server.asked.load(Ordering::Relaxed) > 0, refuses_tcp);
     }
-    server.say([4]);
-    running.until("it is back, and the removal confirmed", |running| running.urls().len() == 1).await;
-    assert_eq!(running.fleet.status().sources[2].state, SourceState::Present);
 }
 
 #[tokio::test]
@@ -201,10 +233,28 @@ async fn p7_an_answer_that_does_not_fit_a_datagram_is_asked_for_over_tcp() {
     let tracker = TaskTracker::new();
     let server = Server::start(&tracker).await;
     server.say(1..=100);
+    server.refuses_tcp.store(true, Ordering::Relaxed);
     let running = run(vec![server.address], &tracker);
+    running.until("it was asked over UDP", |_| server.asked.load(Ordering::Relaxed) > 0).await;
+    server.refuses_tcp.store(false, Ordering::Relaxed);
     // P7.3
     running.until("all joined", |running| running.urls().len() == 100).await;
-    assert!(server.over_tcp.load(Ordering::Relaxed) > 0 && server.asked.load(Ordering::Relaxed) > 0);
+}
+
+#[tokio::test]
+async fn p7_records_that_a_server_leaves_out_of_its_answers_over_udp_are_found() {
+    let tracker = TaskTracker::new();
+    let server = Server::start(&tracker).await;
+    server.shortens_udp.store(true, Ordering::Relaxed);
+    server.say(1..=8);
+    let running = run(vec![server.address], &tracker);
+    // P7.4
+    running.until("they joined", |running| !running.urls().is_empty()).await;
+    assert_eq!(running.urls().len(), 8);
+    server.refuses_tcp.store(true, Ordering::Relaxed);
+    running.until("it is away", |running| running.problem().contains("over TCP")).await;
+    // P7.4
+    assert_eq!((running.urls().len(), server.asked.load(Ordering::Relaxed)), (8, 0));
 }
 
 #[tokio::test]
