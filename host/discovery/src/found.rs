@@ -23,6 +23,8 @@ pub struct Found {
     pub spec: WorkerSpec,
     /// Whether the source says that the worker ends: it gets no new request.
     pub leaving: bool,
+    /// Whether the source says that the worker is not ready. A worker that was ready stays.
+    pub unready: bool,
     /// Identity of the worker, independent of its address: a pod, and the place of the port among those of
     /// its workers.
     pub identity: Option<Arc<str>>,
@@ -63,7 +65,7 @@ impl Found {
     /// A worker that stays.
     #[must_use]
     pub fn staying(spec: WorkerSpec) -> Self {
-        Self { spec, leaving: false, identity: None, entry: None }
+        Self { spec, leaving: false, unready: false, identity: None, entry: None }
     }
 
     /// Returns the same worker, which ends.

@@ -19,6 +19,8 @@ struct Member {
     spec: WorkerSpec,
     /// When the worker is removed although it has requests; `None` if it stays.
     leaves_at: Option<Instant>,
+    /// Whether it gets no new request because it is not ready, and stays.
+    is_set_aside: bool,
     /// Whether no source lists it.
     unlisted: bool,
 }
@@ -52,7 +54,7 @@ impl Members {
 
     /// Returns the number of workers that leave.
     pub(super) fn leaving(&self) -> usize {
-        self.by_id.values().filter(|member| member.leaves_at.is_some()).count()
+        self.by_id.values().filter(|member| member.leaves_at.is_some() && !member.is_set_aside).count()
     }
 
     /// Follows the merged list. Workers of the sources in `drains` drain until `deadline` when they are not
@@ -78,8 +80,11 @@ impl Members {
                 return false;
             }
             member.unlisted = true;
-            if member.leaves_at.is_none() {
+            let was_leaving = member.leaves_at.is_some();
+            if !was_leaving || std::mem::take(&mut member.is_set_aside) {
                 member.leaves_at = Some(deadline);
+            }
+            if !was_leaving {
                 changes.leaving.push((*id, true));
             }
             true
@@ -88,19 +93,24 @@ impl Members {
     }
 
     fn list(&mut self, source: usize, found: &Found, deadline: Instant, changes: &mut Changes) {
-        let id = found.spec.id;
+        let (id, is_set_aside) = (found.spec.id, found.leaving && found.unready);
         match self.by_id.get_mut(&id) {
             Some(member) if member.spec == found.spec => {
                 member.source = source;
                 member.unlisted = false;
-                if found.leaving != member.leaves_at.is_some() {
-                    member.leaves_at = found.leaving.then_some(deadline);
+                let was_leaving = member.leaves_at.is_some();
+                if found.leaving != was_leaving {
                     changes.leaving.push((id, found.leaving));
                 }
+                if found.leaving != was_leaving || is_set_aside != member.is_set_aside {
+                    member.leaves_at = found.leaving.then_some(deadline);
+                }
+                member.is_set_aside = is_set_aside;
             }
             _ => {
                 let leaves_at = found.leaving.then_some(deadline);
-                let member = Member { source, spec: found.spec.clone(), leaves_at, unlisted: false };
+                let (spec, unlisted) = (found.spec.clone(), false);
+                let member = Member { source, spec, leaves_at, is_set_aside, unlisted };
                 self.by_id.insert(id, member);
                 changes.joining.push(found.spec.clone());
                 if found.leaving {

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use pointsman_workers::{LogLimit, WorkerId};
+use pointsman_workers::{LogLimit, Role, WorkerId};
 use tokio::{sync::Notify, time::Instant};
 
 use super::FleetRules;
@@ -33,6 +33,9 @@ pub(super) struct SourceEntry {
     /// Whether the log says that removals wait.
     hold_is_logged: bool,
     release_lines: LogLimit,
+    unready_lines: LogLimit,
+    /// Whether so many workers are not ready that health checks decide.
+    ignores_readiness: bool,
     /// Refused entries of the last snapshot, and how many there were.
     pub(super) refused: Vec<Refusal>,
     pub(super) refused_count: usize,
@@ -59,6 +62,8 @@ impl SourceEntry {
             hold_lines: LogLimit::new(LOG_INTERVAL),
             hold_is_logged: false,
             release_lines: LogLimit::new(LOG_INTERVAL),
+            unready_lines: LogLimit::new(LOG_INTERVAL),
+            ignores_readiness: false,
             refused: Vec::new(),
             refused_count: 0,
             conflicts: Vec::new(),
@@ -103,10 +108,10 @@ impl SourceEntry {
         self.refused_count = refused.len();
         self.refused = refused;
         self.refused.truncate(MAX_REFUSALS);
-        let mut listed = self.within_bounds(workers, rules.max_workers);
+        let mut listed = self.within_bounds(self.once_ready(workers), rules.max_workers);
         let ids: HashSet<WorkerId> = listed.iter().map(|found| found.spec.id).collect();
         // A worker that was said to leave may be missing.
-        let staying = || self.workers.iter().filter(|found| !found.leaving);
+        let staying = || self.workers.iter().filter(|found| found.unready || !found.leaving);
         let missing: Vec<Found> = staying().filter(|found| !ids.contains(&found.spec.id)).cloned().collect();
         let missing_ids: Vec<WorkerId> = missing.iter().map(|found| found.spec.id).collect();
         let was_held = self.guard.held_since().is_some();
@@ -144,7 +149,43 @@ impl SourceEntry {
                 self.held = 0;
             }
         }
+        self.set_aside_unready(&mut listed, rules.guard.share);
         self.workers = listed;
+    }
+
+    /// Returns the workers without those that were never ready.
+    fn once_ready(&self, mut workers: Vec<Found>) -> Vec<Found> {
+        if workers.iter().any(|found| found.unready) {
+            let known: HashSet<_> =
+                self.workers.iter().map(|found| (found.spec.id, &found.identity)).collect();
+            workers.retain(|found| !found.unready || known.contains(&(found.spec.id, &found.identity)));
+        }
+        workers
+    }
+
+    /// Makes the workers that are not ready leave. If that were more than `share` of a role's workers, they
+    /// stay as they are: whatever says so, such as a control plane without its nodes, may be what fails.
+    fn set_aside_unready(&mut self, workers: &mut [Found], share: f64) {
+        // Of each role: the workers that are not ready, and all.
+        let mut counts: HashMap<Role, (usize, usize)> = HashMap::new();
+        for found in workers.iter().filter(|found| found.unready || !found.leaving) {
+            let (unready, all) = counts.entry(found.spec.role).or_default();
+            *unready += usize::from(found.unready);
+            *all += 1;
+        }
+        counts.retain(|_, (unready, all)| *unready as f64 > share * *all as f64);
+        for found in workers.iter_mut().filter(|found| found.unready) {
+            found.leaving = !counts.contains_key(&found.spec.role);
+        }
+        let ignores_readiness = !counts.is_empty();
+        if ignores_readiness
+            && !self.ignores_readiness
+            && let Some(suppressed) = self.unready_lines.due()
+        {
+            let (source, unready) = (&*self.name, counts.values().map(|(unready, _)| unready).sum::<usize>());
+            tracing::warn!(source, unready, suppressed, "most workers are not ready: health checks decide");
+        }
+        self.ignores_readiness = ignores_readiness;
     }
 
     /// Returns the workers that are within the bounds; the others are refused.

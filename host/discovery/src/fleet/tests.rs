@@ -237,6 +237,36 @@ async fn p4_workers_that_said_that_they_leave_are_not_held() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn p4_workers_that_are_not_ready_are_counted_by_role_and_keep_their_drain() {
+    let fixture = Fixture::start();
+    let prefill = |id: u64| {
+        WorkerSpec::parse_flag(&format!("id={id},role=prefill,engine=vllm,url=http://a:{id}")).unwrap()
+    };
+    let report = |unready: &[u64]| {
+        let found =
+            |spec: WorkerSpec| Found { unready: unready.contains(&spec.id.0), ..Found::staying(spec) };
+        let workers = (1..=8).map(prefill).chain((11..=12).map(spec)).map(found);
+        fixture.source.present(snapshot(workers.collect()));
+        (1..=12)
+            .filter(|id| fixture.ids().contains(id) && fixture.worker(*id).leaving())
+            .collect::<Vec<u64>>()
+    };
+    assert_eq!(report(&[]), [0_u64; 0]);
+    // P4.7: half of the prefill workers; all decode workers are more than half of theirs
+    assert_eq!(report(&[1, 2, 3, 4, 11, 12]), [1, 2, 3, 4]);
+    assert_eq!(report(&[1, 2, 3, 4, 5, 11]), [11]);
+    assert_eq!(report(&[11]), [11]);
+    let _booking = fixture.worker(11).candidates()[0].book(&request());
+    // P4.7: it is not removed while it is listed, and drains when it is not
+    fixture.run(RULES.drain * 2).await;
+    assert_eq!((fixture.ids().len(), fixture.fleet.status().leaving), (10, 0));
+    fixture.source.present(snapshot((1..=8).map(prefill).chain([spec(12)]).map(Found::staying).collect()));
+    assert_eq!((fixture.ids().len(), fixture.fleet.status().leaving), (10, 1));
+    fixture.run(RULES.drain + Duration::from_secs(1)).await;
+    assert_eq!(fixture.ids().len(), 9);
+}
+
+#[tokio::test(start_paused = true)]
 async fn workers_flap_for_a_long_time_and_none_is_lost_or_left_behind() {
     let fixture = Fixture::start();
     let mut seed = 1_u64;

@@ -78,10 +78,14 @@ impl Table {
     }
 }
 
-/// Among several workers with one key, takes one that stays, preferring an IPv4 address.
+/// Among several workers with one key, takes one that stays, preferring one that is ready, and then an IPv4
+/// address.
 #[cfg(feature = "kubernetes")]
 fn one_per_key(workers: Vec<Found>, key: impl Fn(&Found) -> Option<std::sync::Arc<str>>) -> Vec<Found> {
-    let order = |found: &Found| (found.leaving, found.spec.url.contains("://["), found.spec.url.clone());
+    let order = |found: &Found| {
+        let url = &found.spec.url;
+        (found.unready, found.leaving, url.contains("://["), url.clone())
+    };
     let mut by_key: BTreeMap<std::sync::Arc<str>, Found> = BTreeMap::new();
     let mut others = Vec::new();
     for found in workers {

@@ -83,6 +83,8 @@ struct ContainerPort {
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct PodStatus {
+    #[serde(deserialize_with = "or_default")]
+    phase: String,
     #[serde(rename = "podIP", deserialize_with = "or_default")]
     pod_ip: String,
     /// One address of each family.
@@ -185,7 +187,7 @@ impl Object {
         }
     }
 
-    /// Returns the workers that the object describes, without those that are neither ready nor leaving.
+    /// Returns the workers that the object describes.
     ///
     /// # Errors
     /// The labels and annotations do not describe a worker.
@@ -194,6 +196,31 @@ impl Object {
             Self::Pod(pod) => pod.workers(config),
             Self::Slice(slice) => slice.workers(config),
         }
+    }
+}
+
+/// State of the workers of a pod.
+#[derive(Clone, Copy)]
+struct Readiness {
+    leaving: bool,
+    unready: bool,
+}
+
+impl Readiness {
+    /// A pod that terminates is not ready, but may still answer.
+    fn new(ready: bool, leaving: bool) -> Self {
+        Self { leaving, unready: !ready && !leaving }
+    }
+
+    /// Returns the workers of a pod, with their descriptions. One that is not ready and cannot be read is
+    /// gone.
+    fn found(self, specs: Result<Vec<WorkerSpec>, String>, uid: &str) -> Result<Vec<Found>, String> {
+        let Self { leaving, unready } = self;
+        let specs = if unready { specs.unwrap_or_default() } else { specs? };
+        let identity = |rank: usize| (!uid.is_empty()).then(|| Arc::from(format!("{uid}/{rank}")));
+        let found =
+            |(rank, spec)| Found { leaving, unready, identity: identity(rank), ..Found::staying(spec) };
+        Ok(specs.into_iter().enumerate().map(found).collect())
     }
 }
 
@@ -207,7 +234,8 @@ impl Pod {
     fn workers(&self, config: &KubernetesSourceConfig) -> Result<Vec<Found>, String> {
         let leaving = self.metadata.deletion_timestamp.is_some();
         let ready = self.status.conditions.iter().any(|one| one.kind == "Ready" && one.status == "True");
-        if self.status.pod_ip.is_empty() || !(ready || leaving) {
+        let has_ended = ["Failed", "Succeeded"].contains(&self.status.phase.as_str());
+        if self.status.pod_ip.is_empty() || (has_ended && !ready && !leaving) {
             return Ok(Vec::new());
         }
         let sidecars = self.spec.init_containers.iter().filter(|one| one.is_sidecar());
@@ -217,8 +245,8 @@ impl Pod {
         // IPv4 comes first, as for the slices of a service: engines listen there by default.
         let v4 = status.pod_ips.iter().map(|one| &one.ip).find(|ip| !ip.is_empty() && !ip.contains(':'));
         let address = v4.unwrap_or(&status.pod_ip);
-        let specs = workers(config, &self.metadata, address, named)?;
-        Ok(found(specs, leaving, &self.metadata.uid).collect())
+        let specs = workers(config, &self.metadata, address, named);
+        Readiness::new(ready, leaving).found(specs, &self.metadata.uid)
     }
 }
 
@@ -230,22 +258,14 @@ impl Slice {
         let mut all = Vec::new();
         for endpoint in &self.endpoints {
             let Conditions { ready, terminating } = endpoint.conditions;
-            let leaving = terminating == Some(true);
+            let readiness = Readiness::new(ready != Some(false), terminating == Some(true));
             // All addresses of an endpoint are the same one; clients use the first.
-            let address = endpoint.addresses.first().filter(|_| leaving || ready != Some(false));
-            let Some(address) = address else { continue };
-            let specs = workers(config, &self.metadata, address, named)?;
-            all.extend(found(specs, leaving, &endpoint.target_ref.uid));
+            let Some(address) = endpoint.addresses.first() else { continue };
+            let specs = workers(config, &self.metadata, address, named);
+            all.extend(readiness.found(specs, &endpoint.target_ref.uid)?);
         }
         Ok(all)
     }
-}
-
-/// Returns the workers of a pod, with their descriptions.
-fn found(specs: Vec<WorkerSpec>, leaving: bool, uid: &str) -> impl Iterator<Item = Found> {
-    let identity = move |rank: usize| (!uid.is_empty()).then(|| Arc::from(format!("{uid}/{rank}")));
-    let found = move |(rank, spec)| Found { leaving, identity: identity(rank), ..Found::staying(spec) };
-    specs.into_iter().enumerate().map(found)
 }
 
 /// Describes the workers at an address, one for each port: by the defaults, then by labels, then by

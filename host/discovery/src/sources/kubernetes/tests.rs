@@ -133,6 +133,36 @@ async fn p9_pods_become_workers_by_labels_annotations_and_readiness() {
 }
 
 #[tokio::test]
+async fn p9_pods_that_are_not_ready_any_more_get_no_requests_unless_they_are_many() {
+    let api = ApiServer::start().await.unwrap();
+    let ips = ["10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4"];
+    let put = |ip: &str, ready: bool| api.put("pods", pod(ip, ip, ready));
+    ips.iter().for_each(|ip| put(ip, true));
+    let running = run(config(&api, Resource::Pods));
+    running.until_hosts("they join", &ips).await;
+    let leaving = |running: &Running| ips.iter().filter(|ip| running.worker(ip).leaving()).count();
+    put(ips[0], false);
+    // P9.22, P4.7
+    running.until("one gets no requests", |running| running.worker(ips[0]).leaving()).await;
+    assert_eq!((leaving(&running), running.status().unready, running.hosts().len()), (1, 1, 4));
+    ips.iter().for_each(|ip| put(ip, false));
+    // P4.7
+    running.until("health checks decide", |running| running.status().unready == 4).await;
+    assert_eq!((leaving(&running), running.hosts().len()), (0, 4));
+    api.put("pods", pod("starting", "10.0.0.5", false));
+    put(ips[3], true);
+    running.until("one is ready", |running| running.status().unready == 3).await;
+    // P9.22: never ready
+    assert_eq!(running.hosts(), ips);
+    let [mut ended, mut replaced] = [ips[0], ips[1]].map(|ip| pod(ip, ip, false));
+    ended["status"]["phase"] = json!("Failed");
+    replaced["metadata"]["uid"] = json!("another pod at the address");
+    [ended, replaced].into_iter().for_each(|pod| api.put("pods", pod));
+    // P9.22
+    running.until_hosts("both are gone", &ips[2..]).await;
+}
+
+#[tokio::test]
 async fn p9_endpoints_of_slices_become_workers_by_their_conditions() {
     let api = ApiServer::start().await.unwrap();
     let slice = |conditions: Value| {
@@ -146,12 +176,18 @@ async fn p9_endpoints_of_slices_become_workers_by_their_conditions() {
             ],
         })
     };
+    let leaves = |running: &Running| running.worker("[fd00::2]").leaving();
     api.put("endpointslices", slice(json!({ "ready": true })));
     let running = run(config(&api, Resource::EndpointSlices));
     // P9.2: slices
     running.until_hosts("those that are ready join", &["10.0.0.1", "[fd00::2]"]).await;
     let worker = running.worker("[fd00::2]");
     assert_eq!(worker.spec().role, Role::Prefill);
+    api.put("endpointslices", slice(json!({ "ready": false, "serving": false })));
+    // P9.22: slices
+    running.until("it gets no requests", leaves).await;
+    api.put("endpointslices", slice(json!({ "ready": true })));
+    running.until("it is back", |running| !leaves(running)).await;
     api.put("endpointslices", slice(json!({ "ready": false, "serving": true, "terminating": true })));
     // P9.3: slices
     running.until("it drains", |_| worker.leaving()).await;
