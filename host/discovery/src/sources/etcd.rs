@@ -8,13 +8,15 @@
 //!        ^                                      |
 //!        +-- the stream ended, was compacted, or is due for a whole reading
 //! ```
+//! A watch that is silent says nothing about its member, which may hang or have lost its leader. So the member
+//! is also asked for a count of keys, which it answers only together with the others.
 
-use std::{path::PathBuf, time::Duration};
+use std::{path::PathBuf, pin::pin, time::Duration};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 use pointsman_workers::WorkerSpec;
 use reqwest::{Client, RequestBuilder, Response};
-use serde::Deserialize;
+use serde::{Deserialize, de::IgnoredAny};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
@@ -32,6 +34,12 @@ use crate::{
 const MAX_WHOLE: usize = 64 * 1024 * 1024;
 /// Maximum size of one message of a watch, bytes.
 const MAX_MESSAGE: usize = 16 * 1024 * 1024;
+/// How often the member of a watch is asked whether it still serves.
+const CHECK_INTERVAL: Duration = Duration::from_secs(5);
+/// Header for a watch that ends when its member has lost the leader.
+const HAS_LEADER: (&str, &str) = ("grpc-metadata-hasleader", "true");
+/// What etcd says about a token whose time is over, and about a JWT from before a change of users or roles.
+const OLD_TOKEN: [&str; 2] = ["invalid auth token", "revision of auth store is old"];
 /// Largest description in bytes.
 const MAX_VALUE: usize = 64 * 1024;
 
@@ -152,6 +160,7 @@ impl EtcdSource {
         let start = revision + 1;
         let create = json!({ "key": key, "range_end": range_end, "start_revision": start.to_string() });
         let request = member.request("/v3/watch", &json!({ "create_request": create }));
+        let request = request.header(HAS_LEADER.0, HAS_LEADER.1);
         // Until the watch stands.
         let failed_before = std::mem::replace(&mut self.watch_failed, true);
         let response = http::send(request, self.config.timeout).await?;
@@ -162,27 +171,30 @@ impl EtcdSource {
             reporter.present(self.table.snapshot(Read::Whole));
         }
         let begun = Instant::now();
-        let ended = self.watch(Lines::new(response, MAX_MESSAGE), reporter, pauses).await;
+        let ended = self.watch(&member, Lines::new(response, MAX_MESSAGE), reporter, pauses).await;
         pauses.watched(begun, false);
         self.watch_failed = ended.is_err();
-        Ok(ended?)
+        ended
     }
 
     /// Applies changes until the stream ends or everything has to be read again.
     async fn watch(
         &mut self,
+        member: &Member<'_>,
         mut lines: Lines,
         reporter: &Reporter,
         pauses: &mut Pauses,
-    ) -> Result<(), String> {
+    ) -> Result<(), Failure> {
         let resync = Instant::now() + self.config.resync;
+        let (key, range_end) = range(&self.config.prefix);
+        let mut check = pin!(member.check(&key, &range_end, reporter));
         loop {
             let mut changed = false;
             while let Some(line) = lines.next() {
                 let message: Message = serde_json::from_slice(line)
                     .map_err(|error| format!("a message of the watch: {error}"))?;
                 if let Some(error) = message.error {
-                    return Err(format!("the watch ended: {error}"));
+                    return Err(format!("the watch ended: {error}").into());
                 }
                 let Some(watched) = message.result else { continue };
                 if let Some(compacted) = watched.compact_revision.filter(|revision| revision != "0") {
@@ -190,7 +202,7 @@ impl EtcdSource {
                     return Ok(());
                 }
                 if watched.canceled {
-                    return Err(format!("the watch was cancelled: {}", watched.cancel_reason));
+                    return Err(format!("the watch was cancelled: {}", watched.cancel_reason).into());
                 }
                 changed |= !watched.events.is_empty();
                 watched.events.iter().for_each(|event| self.apply(event));
@@ -201,6 +213,11 @@ impl EtcdSource {
             }
             tokio::select! {
                 more = lines.read_more() => if !more? { return Ok(()) },
+                failure = &mut check => {
+                    // Another token is issued for the next reading.
+                    let ended = OLD_TOKEN.iter().any(|text| failure.problem.contains(text));
+                    return if ended { Ok(()) } else { Err(failure) };
+                }
                 () = reporter.recheck() => return Ok(()),
                 () = tokio::time::sleep_until(resync) => return Ok(()),
             }
@@ -248,6 +265,18 @@ impl Member<'_> {
         }
         let bytes = http::body(response, MAX_WHOLE, self.timeout).await?;
         serde_json::from_slice(&bytes).map_err(|error| format!("{}{path}: {error}", self.endpoint).into())
+    }
+
+    /// Asks for the number of keys again and again. Returns why that failed.
+    async fn check(&self, key: &str, range_end: &str, reporter: &Reporter) -> Failure {
+        let body = json!({ "key": key, "range_end": range_end, "count_only": true, "limit": "1" });
+        loop {
+            tokio::time::sleep(CHECK_INTERVAL).await;
+            match self.call::<IgnoredAny>("/v3/kv/range", &body).await {
+                Ok(_) => reporter.alive(),
+                Err(failure) => return failure,
+            }
+        }
     }
 }
 

@@ -9,6 +9,7 @@ use std::{
 };
 
 use pointsman_rig::fleet::free_port;
+use pointsman_test_stopping_proxy::StoppingProxy;
 use pointsman_workers::Registry;
 use tokio_util::{
     sync::{CancellationToken, DropGuard},
@@ -240,9 +241,30 @@ async fn p8_a_watch_from_a_compacted_revision_reads_everything_again() {
         user: None,
     };
     let (mut source, mut pauses) = (EtcdSource::new(config), Pauses::default());
-    let watched = source.watch(Lines::new(response, MAX_MESSAGE), &reporter, &mut pauses);
+    let watched = source.watch(&member, Lines::new(response, MAX_MESSAGE), &reporter, &mut pauses);
     // P8.4: a watch that was compacted ends, and everything is read again
-    assert_eq!(tokio::time::timeout(timeout, watched).await.unwrap(), Ok(()));
+    assert!(tokio::time::timeout(timeout, watched).await.unwrap().is_ok());
+}
+
+#[tokio::test]
+async fn p8_a_member_that_hangs_while_it_is_watched_is_noticed_and_the_next_one_is_read() {
+    let Some(etcd) = Etcd::start().await else { return };
+    etcd.worker(1, 0).await;
+    let hanging = StoppingProxy::start(etcd.ports[0]).await.unwrap();
+    let running = run(vec![format!("http://{}", hanging.address), etcd.url()]);
+    running.until_ids("the key is read", [1]).await;
+    let age = |running: &Running| running.fleet.status().sources[2].age_ms.unwrap();
+    let read = Instant::now();
+    running.until("it is asked", |running| read.elapsed() > CHECK_INTERVAL && age(running) < 1_000).await;
+    let times_away = |running: &Running| running.fleet.status().sources[2].times_away;
+    // P8.8
+    assert_eq!(times_away(&running), 0);
+    hanging.stop(true);
+    let stopped = Instant::now();
+    etcd.worker(2, 0).await;
+    running.until_ids("the other member is read", [1, 2]).await;
+    // P8.8
+    assert!(stopped.elapsed() < Duration::from_secs(20) && times_away(&running) == 1);
 }
 
 #[test]
