@@ -1,11 +1,15 @@
 //! Addresses of the names in the URLs of workers. The answer of a look-up is remembered: while no name server
-//! answers, connections use the addresses of the last one.
+//! answers, connections use the addresses of the last one. Open connections follow a name, too: one whose peer
+//! is not among its addresses any more is not used again.
 
 use std::{
     collections::{HashMap, VecDeque},
     fmt, io, mem,
     net::{SocketAddr, ToSocketAddrs as _},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     thread,
     time::Duration,
 };
@@ -17,6 +21,10 @@ use tokio::{
 };
 
 use crate::log_limit::LogLimit;
+
+mod peer;
+
+pub use peer::Peer;
 
 /// How long addresses are used without another look-up.
 const FRESH_FOR: Duration = Duration::from_secs(2);
@@ -33,14 +41,16 @@ const MAX_SLOW_AT_ONCE: usize = MAX_AT_ONCE / 2;
 const SLOW: Duration = Duration::from_secs(1);
 /// Maximum number of names that are remembered.
 const MAX_NAMES: usize = 8_192;
+/// Maximum number of addresses of a name that are remembered.
+const MAX_ADDRESSES: usize = 256;
 /// Maximum number of addresses of a name that are tried.
-const MAX_ADDRESSES: usize = 8;
+pub(crate) const MAX_TRIED: usize = 8;
 /// Problem of a name whose look-up found nothing.
 const NO_ADDRESS: &str = "it has no address";
 /// Shortest time between two log lines about names that cannot be resolved.
 const LOG_INTERVAL: Duration = Duration::from_mins(1);
 
-/// Addresses of a name, in the order in which they are tried. Their port is 0.
+/// Addresses of a name, in the order in which the first of them are tried. Their port is 0.
 type Addresses = Arc<[SocketAddr]>;
 type Answer = Result<Addresses, Arc<str>>;
 type LookUp = dyn Fn(&str) -> io::Result<Vec<SocketAddr>> + Send + Sync;
@@ -80,6 +90,8 @@ type Queue = VecDeque<Arc<str>>;
 struct Name {
     /// The last good answer; empty before the first.
     addresses: Addresses,
+    /// Number of times that the addresses changed.
+    generation: Arc<AtomicU64>,
     /// When the last look-up ended.
     looked_up: Option<Instant>,
     /// When the last look-up succeeded.
@@ -114,7 +126,8 @@ impl fmt::Debug for Resolver {
 }
 
 impl Resolver {
-    pub(crate) fn new(look_up: impl Fn(&str) -> io::Result<Vec<SocketAddr>> + Send + Sync + 'static) -> Self {
+    /// Returns a resolver that looks names up with `look_up`, which may block.
+    pub fn new(look_up: impl Fn(&str) -> io::Result<Vec<SocketAddr>> + Send + Sync + 'static) -> Self {
         let lines = LogLimit::new(LOG_INTERVAL);
         Self(Arc::new(Shared { look_up: Box::new(look_up), names: Mutex::default(), lines }))
     }
@@ -131,7 +144,7 @@ impl Resolver {
         let (host, port) =
             parts.ok_or_else(|| io::Error::other("the address is not of the form host:port"))?;
         let addresses = self.resolve(host).await.map_err(io::Error::other)?;
-        let with_port = addresses.iter().map(|address| {
+        let with_port = addresses.iter().take(MAX_TRIED).map(|address| {
             let mut address = *address;
             address.set_port(port);
             address
@@ -244,6 +257,7 @@ impl Name {
     fn new(now: Instant) -> Self {
         Self {
             addresses: Arc::new([]),
+            generation: Arc::default(),
             looked_up: None,
             resolved: None,
             used: now,
@@ -295,7 +309,13 @@ impl Names {
         name.looked_up = Some(now);
         name.is_slow = took >= SLOW;
         match &answer {
-            Ok(addresses) => (name.addresses, name.resolved) = (addresses.clone(), Some(now)),
+            Ok(addresses) => {
+                let before = mem::replace(&mut name.addresses, addresses.clone());
+                name.resolved = Some(now);
+                if before.len() != addresses.len() || addresses.iter().any(|one| !before.contains(one)) {
+                    name.generation.fetch_add(1, Ordering::Release);
+                }
+            }
             Err(problem) => {
                 let is_old = name.resolved.is_some_and(|at| now.duration_since(at) >= MAX_AGE);
                 if is_old && says_no_such_name(problem) {

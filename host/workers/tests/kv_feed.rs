@@ -3,13 +3,19 @@
 
 use std::{
     io::Read as _,
-    sync::{Arc, atomic::Ordering::Relaxed},
+    sync::{
+        Arc,
+        atomic::{AtomicU8, Ordering::Relaxed},
+    },
     time::Duration,
 };
 
 use bytes::Bytes;
 use parking_lot::Mutex;
-use pointsman_workers::events::{FeedConfig, FeedCounters, Sink, run};
+use pointsman_workers::{
+    Resolver,
+    events::{FeedConfig, FeedCounters, Sink, run},
+};
 use prefix_index::events::{Batch, KvEvent};
 use serde_json::json;
 use tokio::{
@@ -79,6 +85,10 @@ impl Fixture {
         config.replay = replay.map(str::to_owned);
         config.reply_limit = limit;
         config.silence = Duration::from_millis(500);
+        Self::of(config)
+    }
+
+    fn of(mut config: FeedConfig) -> Self {
         config.backoff = Duration::from_millis(10);
         config.backoff_max = Duration::from_millis(50);
         let (sink, counters) = (Arc::<Recorder>::default(), Arc::clone(&config.counters));
@@ -553,5 +563,26 @@ async fn h6_a_silent_engine_is_disconnected_and_forgotten() {
     feed.expect_first(&[Live(true), Got(7), Live(false), Forget("disconnected")]).await;
     assert_eq!(feed.counters.silences.load(Relaxed), 1);
     assert_eq!(feed.counters.violations.load(Relaxed), 0);
+    feed.end().await;
+}
+
+#[tokio::test]
+async fn i18_5_a_feed_follows_the_name_of_its_endpoint() {
+    let mut old = Engine::bind("tcp://127.0.0.2:0").await;
+    let port = old.endpoint.rsplit_once(':').unwrap().1.to_owned();
+    let mut new = Engine::bind(&format!("tcp://127.0.0.3:{port}")).await;
+    let last = Arc::new(AtomicU8::new(2));
+    let address = last.clone();
+    let resolver = Resolver::new(move |_| Ok(vec![([127, 0, 0, address.load(Relaxed)], 0).into()]));
+    let mut config = FeedConfig::new(format!("tcp://engine:{port}"));
+    config.resolver = resolver.clone();
+    let feed = Fixture::of(config);
+    feed.first(&mut old, 1, &[Live(true), Got(1)]).await;
+    last.store(3, Relaxed);
+    sleep(Duration::from_millis(2_100)).await;
+    resolver.addresses("engine:1").await.unwrap();
+    // I18.5
+    feed.expect(&[Live(false), Forget("disconnected"), Live(true)]).await;
+    feed.first(&mut new, 2, &[Got(2)]).await;
     feed.end().await;
 }

@@ -58,11 +58,14 @@ impl ConnectionPool {
 #[cfg(test)]
 impl From<Arc<pointsman_workers::EngineTls>> for ConnectionPool {
     fn from(tls: Arc<pointsman_workers::EngineTls>) -> Self {
-        use super::via::own_via;
+        Self::from((tls, pointsman_workers::Resolver::default()))
+    }
+}
+
+#[cfg(test)]
+impl From<(Arc<pointsman_workers::EngineTls>, pointsman_workers::Resolver)> for ConnectionPool {
+    fn from((tls, resolver): (Arc<pointsman_workers::EngineTls>, pointsman_workers::Resolver)) -> Self {
         let limits = PoolLimits { idle_timeout: std::time::Duration::from_secs(30), idle_connections: 8 };
-        Self::new(
-            limits,
-            CallContext { tls, resolver: pointsman_workers::Resolver::default(), via: own_via() },
-        )
+        Self::new(limits, CallContext { tls, resolver, via: super::via::own_via() })
     }
 }

@@ -11,7 +11,7 @@ use std::{
 
 use futures_util::{StreamExt as _, stream::FuturesUnordered};
 use http1_client::{Transport, WireError};
-use pointsman_workers::{EngineTls, Resolver, is_tls_alert, server_name, tls_problem};
+use pointsman_workers::{EngineTls, Peer, Resolver, is_tls_alert, server_name, tls_problem};
 use rustls::ClientConfig;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
@@ -34,6 +34,8 @@ pub(super) struct EngineStream {
     bytes: Either<TcpStream, Box<TlsStream<TcpStream>>>,
     /// With what the engine was verified; `None` without TLS.
     verified: Option<Verified>,
+    /// The name that it was opened for; `None` for an IP address.
+    peer: Option<Box<Peer>>,
 }
 
 /// With what an engine was verified.
@@ -48,8 +50,9 @@ impl EngineStream {
     pub(super) async fn open(to: &Destination, parts: Parts<'_>, context: &CallContext) -> io::Result<Self> {
         let stream = connect(parts.authority, &context.resolver).await?;
         stream.set_nodelay(true)?;
+        let peer = context.resolver.peer(parts.authority, stream.peer_addr()?).map(Box::new);
         if !parts.has_tls {
-            return Ok(Self { bytes: Either::Left(stream), verified: None });
+            return Ok(Self { bytes: Either::Left(stream), verified: None, peer });
         }
         let config = context.tls.config().map_err(io::Error::other)?;
         let name = server_name(parts.host(), to.server_name.as_deref()).map_err(io::Error::other)?;
@@ -59,14 +62,15 @@ impl EngineStream {
             None => error,
         })?;
         let verified = Verified { config, server_name: to.server_name.clone() };
-        Ok(Self { bytes: Either::Right(Box::new(stream)), verified: Some(verified) })
+        Ok(Self { bytes: Either::Right(Box::new(stream)), verified: Some(verified), peer })
     }
 
-    /// Returns whether a new connection to `to` would be verified with the same.
+    /// Returns whether a new connection to `to` could go to the same address, and would be verified with the
+    /// same.
     pub(super) fn is_current(&self, to: &Destination, tls: &EngineTls) -> bool {
         let same =
             |verified: &Verified| verified.server_name == to.server_name && tls.is_current(&verified.config);
-        self.verified.as_ref().is_none_or(same)
+        self.verified.as_ref().is_none_or(same) && self.peer.as_ref().is_none_or(|peer| peer.is_current())
     }
 }
 

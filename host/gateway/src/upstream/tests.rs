@@ -2,10 +2,16 @@
 
 #![allow(clippy::disallowed_methods, reason = "engines of tests end with them")]
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU8, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
 use bytes::Bytes;
-use pointsman_workers::{EngineTls, TlsClient};
+use pointsman_workers::{EngineTls, Resolver, TlsClient};
 use rustls::{
     ClientConfig, RootCertStore, ServerConfig,
     crypto::ring,
@@ -37,7 +43,10 @@ impl Drop for Engine {
 }
 
 async fn engine(connections: Vec<Vec<Vec<String>>>) -> Engine {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    engine_at(TcpListener::bind("127.0.0.1:0").await.unwrap(), connections)
+}
+
+fn engine_at(listener: TcpListener, connections: Vec<Vec<Vec<String>>>) -> Engine {
     let url = format!("http://{}/v1/completions", listener.local_addr().unwrap());
     let (note, accepted) = mpsc::unbounded_channel();
     let task = tokio::spawn(async move {
@@ -259,4 +268,30 @@ async fn j4_an_answer_without_a_length_needs_the_end_of_tls() {
     // J4.7: somebody between the two may have closed the socket
     assert!(matches!(&cut, CallError::Broken(text) if text.contains("closed the connection")), "{cut}");
     engine.await.unwrap();
+}
+
+#[tokio::test]
+async fn i18_5_a_pooled_connection_to_an_address_that_its_name_no_longer_has_is_not_used() {
+    let old = TcpListener::bind("127.0.0.2:0").await.unwrap();
+    let port = old.local_addr().unwrap().port();
+    let new = TcpListener::bind(("127.0.0.3", port)).await.unwrap();
+    let answers = || vec![vec![vec![OK.to_owned()]; 3]; 2];
+    let (mut old, mut new) = (engine_at(old, answers()), engine_at(new, answers()));
+    let last = Arc::new(AtomicU8::new(2));
+    let address = last.clone();
+    let resolver = Resolver::new(move |_| Ok(vec![([127, 0, 0, address.load(Relaxed)], 0).into()]));
+    let pool = ConnectionPool::from((Arc::<EngineTls>::default(), resolver.clone()));
+    let upstream = Upstream::new(pool, Duration::from_secs(5), 64 << 20);
+    let url = format!("http://engine:{port}/v1/completions");
+    for _ in 0..2 {
+        call(&upstream, &url).await.unwrap();
+    }
+    last.store(3, Relaxed);
+    tokio::time::sleep(Duration::from_millis(2_100)).await;
+    assert_eq!(resolver.addresses("engine:1").await.unwrap(), [([127, 0, 0, 3], 1).into()]);
+    call(&upstream, &url).await.unwrap();
+    // I18.5
+    assert!(new.accepted.try_recv().is_ok());
+    // One connection served the calls before.
+    assert!(old.accepted.try_recv().is_ok() && old.accepted.try_recv().is_err());
 }

@@ -21,7 +21,7 @@ use hyper_rustls::{HttpsConnector, ResolveServerName};
 use hyper_util::{
     client::legacy::{
         Client, ResponseFuture,
-        connect::{HttpConnector, HttpInfo, dns::Name},
+        connect::{HttpConnector, HttpInfo, capture_connection, dns::Name},
     },
     rt::TokioExecutor,
 };
@@ -31,7 +31,7 @@ use tower_service::Service;
 
 use crate::{
     os_errors::{causes, is_local_shortage, is_refused},
-    resolver::{Resolver, Unresolved},
+    resolver::{MAX_TRIED, Resolver, Unresolved},
     spec::WorkerSpec,
     tls::{EngineTls, server_name, tls_problem},
 };
@@ -62,7 +62,7 @@ pub(super) struct Clients {
 /// The client of one worker.
 pub(super) enum ProbeClient {
     /// The shared client of all workers without TLS.
-    Plain(Plain),
+    Plain(Plain, WorkerNames),
     /// Each worker with TLS has its own: the name that the certificate must have is the worker's.
     Tls {
         tls: Arc<EngineTls>,
@@ -158,7 +158,11 @@ impl Service<Name> for WorkerNames {
 
     fn call(&mut self, name: Name) -> Self::Future {
         let resolver = self.0.clone();
-        Box::pin(async move { Ok(resolver.resolve(name.as_str()).await?.to_vec().into_iter()) })
+        Box::pin(async move {
+            let addresses = resolver.resolve(name.as_str()).await?;
+            let tried: Vec<SocketAddr> = addresses.iter().take(MAX_TRIED).copied().collect();
+            Ok(tried.into_iter())
+        })
     }
 }
 
@@ -173,7 +177,7 @@ impl Clients {
 
     pub(super) fn of(&self, spec: &WorkerSpec) -> ProbeClient {
         if !spec.has_tls() {
-            return ProbeClient::Plain(self.plain.clone());
+            return ProbeClient::Plain(self.plain.clone(), self.names.clone());
         }
         let (tls, names) = (self.tls.clone(), self.names.clone());
         ProbeClient::Tls { tls, names, server_name: spec.tls_server_name.clone(), current: Mutex::default() }
@@ -249,7 +253,12 @@ impl ProbeClient {
         if let Some(key) = key {
             request = request.header(http::header::AUTHORIZATION, format!("Bearer {key}"));
         }
-        let request = request.body(Full::new(body)).map_err(|error| Response::Failed(error.to_string()))?;
+        let request = request.body(Full::new(body)).map_err(|error| Response::Failed(error.to_string()));
+        let mut request = request?;
+        let (Self::Plain(_, WorkerNames(names)) | Self::Tls { names: WorkerNames(names), .. }) = self;
+        let host = request.uri().host().unwrap_or_default().to_owned();
+        names.follow(&host);
+        let used = capture_connection(&mut request);
         let response = self.request(request).map_err(failed)?.await.map_err(|error| {
             if is_local_shortage(&error) {
                 return Response::Shortage(format!("{at}: {error}"));
@@ -264,7 +273,14 @@ impl ProbeClient {
             }
         })?;
         let status = response.status();
-        let connection = response.extensions().get::<HttpInfo>().map(HttpInfo::local_addr);
+        let info = response.extensions().get::<HttpInfo>();
+        if info.is_some_and(|info| !names.has(&host, info.remote_addr().ip())) {
+            // It is closed after this answer: the name leads elsewhere now.
+            if let Some(connection) = &*used.connection_metadata() {
+                connection.poison();
+            }
+        }
+        let connection = info.map(HttpInfo::local_addr);
         let body = Limited::new(response.into_body(), max_body).collect().await;
         let body = body.map_err(|error| failed(error.to_string()))?.to_bytes();
         Ok(Answered { status, body, connection })
@@ -272,7 +288,7 @@ impl ProbeClient {
 
     fn request(&self, request: Request<Full<Bytes>>) -> Result<ResponseFuture, String> {
         match self {
-            Self::Plain(client) => Ok(client.request(request)),
+            Self::Plain(client, _) => Ok(client.request(request)),
             Self::Tls { tls, names, server_name, current } => {
                 let config = tls.config()?;
                 let mut current = current.lock();
@@ -296,5 +312,55 @@ impl Current {
         let connector = HttpsConnector::new(http, config.clone(), false, certified);
         let client = Client::builder(TokioExecutor::new()).pool_max_idle_per_host(MAX_IDLE).build(connector);
         Self(config, client)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+    use tokio::{
+        io::{AsyncReadExt as _, AsyncWriteExt as _},
+        net::TcpListener,
+    };
+    use tokio_util::task::TaskTracker;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn i18_5_a_health_check_does_not_use_a_connection_to_an_address_that_its_name_no_longer_has() {
+        let old = TcpListener::bind("127.0.0.2:0").await.unwrap();
+        let port = old.local_addr().unwrap().port();
+        let new = TcpListener::bind(("127.0.0.3", port)).await.unwrap();
+        let counts: [Arc<AtomicUsize>; 2] = Default::default();
+        for (engine, count) in [old, new].into_iter().zip(counts.clone()) {
+            TaskTracker::new().spawn(async move {
+                let mut buffer = [0; 4096];
+                while let Ok((mut stream, _)) = engine.accept().await {
+                    while matches!(stream.read(&mut buffer).await, Ok(1..)) {
+                        count.fetch_add(1, Relaxed);
+                        let _ = stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
+                    }
+                }
+            });
+        }
+        let last = Arc::new(AtomicUsize::new(2));
+        let address = last.clone();
+        let resolver =
+            Resolver::new(move |_| Ok(vec![format!("127.0.0.{}:0", address.load(Relaxed)).parse().unwrap()]));
+        let url = format!("http://engine:{port}");
+        let spec = WorkerSpec::parse_flag(&format!("role=decode,engine=vllm,url={url}")).unwrap();
+        let client = Clients::new(Arc::default(), resolver.clone()).of(&spec);
+        let get = async || {
+            let answer = client.get(&format!("{url}/health"), None, 64, Duration::from_secs(5)).await.0;
+            assert!(matches!(answer, Response::Ok(_)));
+            counts.each_ref().map(|count| count.load(Relaxed))
+        };
+        assert_eq!((get().await, get().await), ([1, 0], [2, 0]));
+        last.store(3, Relaxed);
+        tokio::time::sleep(Duration::from_millis(2_100)).await;
+        resolver.resolve("engine").await.unwrap();
+        // I18.5: after its present request
+        assert_eq!((get().await, get().await, get().await), ([3, 0], [3, 1], [3, 2]));
     }
 }

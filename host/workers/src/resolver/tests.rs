@@ -5,7 +5,7 @@ use std::sync::{
 
 use futures_util::{FutureExt as _, future::join_all};
 
-use super::*;
+use super::{peer::FOLLOW_INTERVAL, *};
 
 fn address(last: u8) -> SocketAddr {
     SocketAddr::from(([127, 0, 0, last], 0))
@@ -110,6 +110,35 @@ async fn i18_2_a_name_is_looked_up_once_at_a_time_and_again_when_its_addresses_a
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     assert_eq!(asked.load(Relaxed), 2);
+}
+
+#[tokio::test]
+async fn i18_5_a_connection_is_used_while_the_last_look_up_has_its_peer() {
+    let (resolver, answers, asked) = answered_by_hand();
+    answers.send(Ok(1)).unwrap();
+    resolver.resolve("a").await.unwrap();
+    let peer = resolver.peer("a:80", address(1)).unwrap();
+    assert!(resolver.peer("127.0.0.1:80", address(1)).is_none());
+    for answer in [no_server(), Ok(1)] {
+        answers.send(answer).unwrap();
+        expire(&resolver, "a");
+        resolver.resolve("a").await.unwrap();
+        // I18.5
+        assert!(peer.is_current());
+    }
+    resolver.follow("a");
+    assert_eq!((asked.load(Relaxed), resolver.0.names.lock().known["a"].pending.is_some()), (3, false));
+    resolver.0.names.lock().known.get_mut("a").unwrap().looked_up =
+        Instant::now().checked_sub(FOLLOW_INTERVAL);
+    answers.send(Ok(2)).unwrap();
+    resolver.follow("a");
+    let begin = Instant::now();
+    // I18.5
+    while peer.is_current() {
+        assert!(begin.elapsed() < Duration::from_secs(10));
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert!(resolver.peer("a:80", address(2)).unwrap().is_current());
 }
 
 /// Waits until a number of look-ups run, and no more.

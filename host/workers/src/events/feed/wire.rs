@@ -2,19 +2,31 @@
 //!
 //! Owns the frame layout of messages. Knows neither the order of sequence numbers nor msgpack.
 
-use std::io;
+use std::{io, time::Duration};
 
 use bytes::Bytes;
-use tokio::{sync::mpsc, time::timeout};
+use tokio::{
+    sync::mpsc,
+    time::{Instant, timeout},
+};
 use zmtp::{Connection, Limits, SocketType};
 
 use super::FeedConfig;
+use crate::resolver::Peer;
 
+/// How often a subscription looks whether the name of its endpoint has other addresses.
+const FOLLOW_INTERVAL: Duration = Duration::from_secs(5);
 /// Sequence number that marks the end of a replay.
 const END: [u8; 8] = [0xff; 8];
 
 /// A connected subscription.
-pub(super) struct Subscription(Connection);
+pub(super) struct Subscription {
+    socket: Connection,
+    /// `None` for an IP address.
+    peer: Option<Peer>,
+    /// When the name was last followed.
+    followed: Instant,
+}
 
 /// One reply of a replay.
 #[derive(Debug)]
@@ -25,16 +37,31 @@ pub(super) enum Reply {
 
 impl Subscription {
     pub(super) async fn connect(config: &FeedConfig) -> Result<Self, zmtp::Error> {
-        let mut socket = open(config, &config.endpoint, SocketType::Sub).await?;
+        let (mut socket, peer) = open(config, &config.endpoint, SocketType::Sub).await?;
         let limit = config.connect_limit;
         let subscribed = timeout(limit, socket.subscribe(&config.topic)).await;
         subscribed.unwrap_or(Err(zmtp::Error::Handshake(limit)))?;
-        Ok(Self(socket))
+        Ok(Self { socket, peer, followed: Instant::now() })
     }
 
     /// Returns the next message. Cancel-safe.
+    ///
+    /// # Errors
+    /// The connection failed, or the name of its endpoint leads elsewhere now.
     pub(super) async fn next(&mut self) -> Result<Vec<Bytes>, zmtp::Error> {
-        self.0.recv().await
+        let Some(peer) = &self.peer else { return self.socket.recv().await };
+        loop {
+            if self.followed.elapsed() >= FOLLOW_INTERVAL {
+                self.followed = Instant::now();
+                peer.follow();
+            }
+            if !peer.is_current() {
+                return Err(zmtp::Error::Connect(io::Error::other("its name has other addresses now")));
+            }
+            if let Ok(received) = timeout(FOLLOW_INTERVAL, self.socket.recv()).await {
+                return received;
+            }
+        }
     }
 }
 
@@ -47,7 +74,7 @@ pub(super) async fn ask(
     from: u64,
     replies: mpsc::Sender<Reply>,
 ) -> Result<(), zmtp::Error> {
-    let mut socket = open(config, endpoint, SocketType::Dealer).await?;
+    let (mut socket, _) = open(config, endpoint, SocketType::Dealer).await?;
     socket.send(&[b"", &from.to_be_bytes()]).await?;
     loop {
         let message = timeout(config.reply_limit, socket.recv()).await;
@@ -67,7 +94,7 @@ async fn open(
     config: &FeedConfig,
     endpoint: &str,
     socket_type: SocketType,
-) -> Result<Connection, zmtp::Error> {
+) -> Result<(Connection, Option<Peer>), zmtp::Error> {
     let mut failed = zmtp::Error::Address(endpoint.to_owned());
     let Some(authority) = endpoint.strip_prefix("tcp://") else { return Err(failed) };
     let limits =
@@ -78,7 +105,7 @@ async fn open(
         match Connection::open(&format!("tcp://{address}"), socket_type, limits).await {
             // The second one: the address is silent.
             Err(error @ (zmtp::Error::Connect(_) | zmtp::Error::Handshake(_))) => failed = error,
-            opened => return opened,
+            opened => return Ok((opened?, config.resolver.peer(authority, address))),
         }
     }
     Err(failed)
