@@ -14,7 +14,7 @@ use futures_util::{StreamExt as _, future::join_all};
 use pointsman_workers::LogLimit;
 use tokio::{
     task::JoinSet,
-    time::{interval, timeout},
+    time::{Instant, interval, timeout},
 };
 
 use crate::{
@@ -30,8 +30,11 @@ const INTERVAL: Duration = Duration::from_millis(20);
 const BATCH: usize = 512;
 /// Longest time that the server may take for one answer.
 const ANSWER: Duration = Duration::from_secs(5);
-/// Time between two attempts to use the bucket.
-const AGAIN: Duration = Duration::from_secs(5);
+/// First pause before another attempt to use the bucket. It doubles while attempts fail at once: a cluster of
+/// NATS elects a leader within seconds.
+const FIRST_PAUSE: Duration = Duration::from_millis(250);
+/// Longest pause between two attempts.
+const MAX_PAUSE: Duration = Duration::from_secs(5);
 /// Time between two rounds that remove expired entries from the bucket, and the most of one round.
 const REMOVE: (Duration, usize) = (Duration::from_secs(10), 256);
 /// How long entries stay after they expired: own ones, and those of other gateways, which may be gone.
@@ -88,7 +91,9 @@ impl StateLink {
 
     /// Runs for ever. A failure is shown, and the task tried again.
     async fn run(self) {
+        let mut pause = FIRST_PAUSE;
         loop {
+            let begun = Instant::now();
             // A slot may begin to share its state at any time.
             if self.states.any() {
                 self.status.take_state_denial();
@@ -105,7 +110,11 @@ impl StateLink {
                 }
                 self.status.set_state(StateView::not_shared(&problem));
             }
-            tokio::time::sleep(AGAIN).await;
+            if begun.elapsed() >= MAX_PAUSE {
+                pause = FIRST_PAUSE;
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(MAX_PAUSE);
         }
     }
 
