@@ -188,8 +188,8 @@ impl Upstream {
         Err(CallError::Status { status, content_type, retry_after, body, in_body: false })
     }
 
-    /// Makes one call, over an idle connection if there is one. Closes a pooled connection whose peer, files of
-    /// certificates or name are not those in force now.
+    /// Makes one call, over an idle connection if there is one. Closes a pooled connection whose peer, files
+    /// of certificates or name are not those in force now.
     async fn call(
         &self,
         (to, parts): (&Destination, &Parts<'_>),

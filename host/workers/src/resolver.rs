@@ -1,6 +1,6 @@
 //! Addresses of the names in the URLs of workers. The answer of a look-up is remembered: while no name server
-//! answers, connections use the addresses of the last one. Open connections follow a name, too: one whose peer
-//! is not among its addresses any more is not used again.
+//! answers, connections use the addresses of the last one. Open connections follow a name, too: one whose
+//! peer is not among its addresses any more is not used again.
 
 use std::{
     collections::{HashMap, VecDeque},

@@ -8,8 +8,8 @@
 //!        ^                                      |
 //!        +-- the stream ended, was compacted, or is due for a whole reading
 //! ```
-//! A watch that is silent says nothing about its member, which may hang or have lost its leader. So the member
-//! is also asked for a count of keys, which it answers only together with the others.
+//! A watch that is silent says nothing about its member, which may hang or have lost its leader. So the
+//! member is also asked for a count of keys, which it answers only together with the others.
 
 use std::{path::PathBuf, pin::pin, time::Duration};
 

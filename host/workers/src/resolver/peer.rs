@@ -26,8 +26,8 @@ pub struct Peer {
 }
 
 impl Resolver {
-    /// Returns what a connection to `peer` that was opened for `authority` needs to follow the name; `None` if
-    /// the authority has an IP address.
+    /// Returns what a connection to `peer` that was opened for `authority` needs to follow the name; `None`
+    /// if the authority has an IP address.
     #[must_use]
     pub fn peer(&self, authority: &str, peer: SocketAddr) -> Option<Peer> {
         let (host, _) = authority.rsplit_once(':')?;
