@@ -4,7 +4,7 @@ use std::{
     fs::File,
     io::Read as _,
     path::Path,
-    time::{SystemTime, UNIX_EPOCH},
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use rustls::{
@@ -23,6 +23,15 @@ use crate::x509::Certificate;
 
 /// Largest file that is read, bytes. A bundle of all public authorities has a quarter of a megabyte.
 const MAX_FILE: u64 = 4 * 1024 * 1024;
+
+/// What a certificate that has expired is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Expired {
+    /// A problem.
+    Refused,
+    /// As good as another one: peers refuse it by themselves.
+    Accepted,
+}
 
 /// Reads a file.
 ///
@@ -97,18 +106,20 @@ pub fn digest<'a>(files: impl Iterator<Item = &'a Vec<u8>>) -> [u8; 32] {
     hash.finalize().into()
 }
 
-/// Returns a certificate with its key, each from a path with its content, and when the certificate expires.
-/// `note` receives each problem with its key, `cert_file` or `key_file`.
+/// Returns a certificate with its key, each from a path with its content, and when the certificate expires, in
+/// seconds since 1970. `note` receives each problem with its key, `cert_file` or `key_file`.
 pub fn certified_key(
     (cert_file, certificate): (&Path, &[u8]),
     (key_file, key): (&Path, &[u8]),
+    expired: Expired,
     provider: &CryptoProvider,
     note: &mut impl FnMut(&str, String),
 ) -> Option<(CertifiedKey, i64)> {
     let chain = certificates(cert_file, certificate).map_err(|message| note("cert_file", message)).ok();
     let key = private_key(key_file, key).map_err(|message| note("key_file", message)).ok();
     let (chain, key) = (chain?, key?);
-    let expires = expiry(chain.first()?, cert_file).map_err(|message| note("cert_file", message)).ok();
+    let expires =
+        expiry(chain.first()?, cert_file, expired).map_err(|message| note("cert_file", message)).ok();
     let certified = CertifiedKey::from_der(chain, key, provider).map_err(|error| {
         let (key, cert) = (key_file.display(), cert_file.display());
         let message = match error {
@@ -125,22 +136,37 @@ pub fn certified_key(
 /// Returns when a certificate expires, in seconds since 1970.
 ///
 /// # Errors
-/// It is malformed, or not valid now.
-fn expiry(certificate: &CertificateDer<'_>, file: &Path) -> Result<i64, String> {
-    let file = file.display();
+/// It is malformed, is not valid yet, or has expired and is refused for that.
+fn expiry(certificate: &CertificateDer<'_>, file: &Path, expired: Expired) -> Result<i64, String> {
+    let shown = file.display();
     let Certificate { not_before, not_after, .. } = Certificate::parse(certificate)
-        .ok_or_else(|| format!("the first certificate of `{file}` is malformed: issue another one"))?;
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    if not_after.unix_duration() < now {
-        return Err(format!("the certificate in `{file}` expired on {}: renew it", time_text(not_after)));
-    }
-    if not_before.unix_duration() > now {
+        .ok_or_else(|| format!("the first certificate of `{shown}` is malformed: issue another one"))?;
+    if not_before.unix_duration() > since_1970() {
         return Err(format!(
-            "the certificate in `{file}` is not valid before {}: check the clock of this machine",
+            "the certificate in `{shown}` is not valid before {}: check the clock of this machine",
             time_text(not_before)
         ));
     }
-    Ok(i64::try_from(not_after.unix_duration().as_secs()).unwrap_or(i64::MAX))
+    let expires = i64::try_from(not_after.unix_duration().as_secs()).unwrap_or(i64::MAX);
+    match expiry_problem(file, expires) {
+        Some(message) if expired == Expired::Refused => Err(message),
+        _ => Ok(expires),
+    }
+}
+
+/// Says that a certificate has expired, once it has. `expires` is in seconds since 1970.
+#[must_use]
+pub fn expiry_problem(file: &Path, expires: i64) -> Option<String> {
+    let expires = Duration::from_secs(u64::try_from(expires).unwrap_or(0));
+    if expires >= since_1970() {
+        return None;
+    }
+    let time = DateTime::from_unix_duration(expires).map(time_text).unwrap_or_default();
+    Some(format!("the certificate in `{}` expired on {time}: renew it", file.display()))
+}
+
+fn since_1970() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
 /// A time as `2024-02-29 00:00:00 UTC`.

@@ -3,6 +3,7 @@
 use std::{collections::HashSet, net::SocketAddr, sync::Arc, time::Duration};
 
 use ::http::HeaderValue;
+use pointsman_certificates::pem::Expired;
 use pointsman_orchestration::AdmissionQueue;
 use pointsman_routing::{Learning, Router};
 use pointsman_workers::{
@@ -319,8 +320,8 @@ fn build(
     let opened = opened.map_err(|problem| refused(vec![problem]))?;
     let tokens = Tokens::new(settings.server.encode_threads()).load(&settings.models, &registry);
     let tls = TlsContext::new();
-    let certificates = tls.load(&settings.server, &settings.upstream);
-    let proxies = tls.load_proxies(settings.ext_proc.tls.as_ref());
+    let certificates = tls.load(&settings.server, &settings.upstream, Expired::Accepted);
+    let proxies = tls.load_proxies(settings.ext_proc.tls.as_ref(), Expired::Accepted);
     let (opened, tokens, certificates, proxies) = match (opened, tokens, certificates, proxies) {
         (opened, Ok(tokens), Ok(certificates), Ok(proxies)) if opened.problems.is_empty() => {
             (opened, tokens, certificates, proxies)

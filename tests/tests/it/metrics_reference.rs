@@ -200,14 +200,18 @@ async fn m4_what_alerts_look_at_is_there_without_a_worker_or_an_event() {
         ("handoffs", &["lost_no_decode_worker", "lost_prefill_died"][..]),
         ("trace_spans_dropped", &["connect", "queue", "timeout"]),
         ("log_lines_dropped", &["queue_full", "write_failed"]),
+        ("key_set_fetches", &["failed"]),
+        ("decision_log_dropped", &["queue", "disk"]),
     ] {
         for reason in reasons {
             let series = format!("pointsman_{counter}_total{{reason=\"{reason}\"}}");
-            // M4.9
+            // M4.9, M5.4
             assert_eq!(cluster.metric(&series).await.unwrap(), [0.0], "{series}");
         }
     }
     let served = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await.unwrap();
+    // M5.4
+    assert!(!served.metric("pointsman_invariant_violations_total{").await.unwrap().is_empty());
     // M4.8
     assert_eq!(served.metric("pointsman_servable_models ").await.unwrap(), [1.0]);
 }
@@ -303,4 +307,35 @@ fn m5_every_metric_and_label_of_rules_and_dashboard_was_scraped() {
         let unknown: Vec<_> = used.difference(&having).collect();
         assert!(unknown.is_empty() || unknown == ["model"], "labels {unknown:?} of {expression}");
     }
+}
+
+/// Counters of faults that no rule looks at, with the reason.
+const WITHOUT_RULE: [(&str, &str); 6] = [
+    ("pointsman_ext_proc_picks_total", "a refusal is the answer to a request, which PointsmanErrors counts"),
+    (
+        "pointsman_index_dropped_total",
+        "it makes predictions worse, which PointsmanCachePredictionOff looks at",
+    ),
+    ("pointsman_poison_requests_total", "a fault of a client or of the engines, which the log names"),
+    (
+        "pointsman_replicas_dropped_total",
+        "routing knows the load of other gateways less well, and no request fails",
+    ),
+    (
+        "pointsman_replicas_state_problems_total",
+        "shared state is advice, unsent changes are sent again, and the log names the rest",
+    ),
+    ("pointsman_tls_reloads_total", "PointsmanCertificateNotReloaded looks at the last reload instead"),
+];
+
+#[test]
+fn m5_each_counter_of_faults_has_a_rule_or_a_reason_to_have_none() {
+    let rules = read("deploy/prometheus/alerts.yaml");
+    let table = read("docs/metrics.md");
+    let counters = table.lines().filter(|row| row.contains("| counter |"));
+    let faults = counters.filter(|row| ["bug", "dropped", "refused"].iter().any(|word| row.contains(word)));
+    let names = faults.map(|row| row.split('`').nth(1).unwrap());
+    let without: Vec<_> = names.filter(|name| !rules.contains(name)).collect();
+    // M5.5
+    assert_eq!(without, WITHOUT_RULE.map(|(name, _)| name), "add a rule, or a reason to have none");
 }

@@ -26,6 +26,13 @@ async fn metric(cluster: &TestCluster, start: &str) -> f64 {
     cluster.metric(start).await.unwrap().iter().sum()
 }
 
+const IN_FORCE: &str = "pointsman_tls_last_reload_successful{listener=\"clients\"}";
+
+async fn reasons(cluster: &TestCluster) -> String {
+    let status = cluster.admin.get("/status").await.unwrap().json().unwrap();
+    status["reasons"].to_string()
+}
+
 async fn until(what: &str, condition: impl AsyncFn() -> bool) {
     let started = Instant::now();
     while !condition().await {
@@ -68,6 +75,14 @@ async fn j3_a_new_certificate_serves_new_connections_and_ends_none() {
     sleep(Duration::from_millis(2_500)).await;
     // J3.2: once for each content
     assert_eq!(metric(&cluster, refused).await, 1.0);
+    // J3.2
+    assert!(reasons(&cluster).await.contains("changed files are not in force: server.tls.key_file: "));
+    assert_eq!(metric(&cluster, IN_FORCE).await, 0.0);
+    files.write("cert.pem", &first.certificate_pem).unwrap();
+    until("the first files are back", async || metric(&cluster, IN_FORCE).await == 1.0).await;
+    // J3.2
+    assert!(!reasons(&cluster).await.contains("not in force"));
+    files.write("cert.pem", &second.certificate_pem).unwrap();
 
     files.write("key.pem", &second.key_pem).unwrap();
     until("the new certificate serves", async || is_served(&cluster, &config, &second).await).await;
@@ -96,6 +111,36 @@ async fn j3_a_new_certificate_serves_new_connections_and_ends_none() {
 }
 
 #[tokio::test]
+async fn j3_an_expired_certificate_serves_from_the_start_until_it_is_renewed() {
+    let authority = Authority::new().unwrap();
+    let leaf = Leaf { names: vec!["127.0.0.1"], expired: true, ..Leaf::default() };
+    let (expired, valid) = (authority.issue(&leaf).unwrap(), authority.server().unwrap());
+    let files = TlsFiles::new(&expired, None).unwrap();
+    let tls = files.tls();
+    let read = |started: &Config| {
+        let mut config = started.clone();
+        config.server.http2.enabled = false;
+        Ok(config)
+    };
+    let builder = TestClusterBuilder::new().config(|config| config.server.tls = Some(tls));
+    let builder = builder.reread(None, read).sim(Dialect::Vllm, Role::Aggregated);
+    let cluster = builder.start().await.unwrap();
+    let config = authority.client(None, &[]).unwrap();
+    let refused = connect(cluster.gateway.address, &config).await.unwrap_err().to_string();
+    // J3.5: clients refuse it themselves.
+    assert!(refused.to_lowercase().contains("expired"), "{refused}");
+    // J3.6
+    assert!(reasons(&cluster).await.contains("expired on 2021-01-01 00:00:00 UTC: renew it"));
+    // J3.5: a reload that leaves the file as it is.
+    cluster.gateway.reload().await.unwrap();
+    files.write("cert.pem", &valid.certificate_pem).unwrap();
+    files.write("key.pem", &valid.key_pem).unwrap();
+    until("the renewed one serves", async || connect(cluster.gateway.address, &config).await.is_ok()).await;
+    // J3.6
+    assert!(!reasons(&cluster).await.contains("expired on"));
+}
+
+#[tokio::test]
 async fn n1_a_file_that_lost_its_tls_waits_for_an_operator() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("pointsman.toml");
@@ -117,8 +162,7 @@ async fn n1_a_file_that_lost_its_tls_waits_for_an_operator() {
     let cluster = builder.start().await.unwrap();
     fs::write(&path, "[server]").unwrap();
     until("the refusal is told", async || {
-        let status = cluster.admin.get("/status").await.unwrap().json().unwrap();
-        status["reasons"].to_string().contains("the file would serve clients without TLS")
+        reasons(&cluster).await.contains("the file would serve clients without TLS")
     })
     .await;
     let config = authority.client(None, &[]).unwrap();

@@ -114,7 +114,7 @@ impl Readiness {
 }
 
 /// Returns why requests are refused: for the whole gateway, for models, and for workers; and why the
-/// configuration file is not in force, the decision log is not written or KV events do not arrive.
+/// configuration file or a certificate is not in force, the decision log is not written or KV events do not arrive.
 fn reasons(readiness: &Readiness, state: &State, snapshot: &Snapshot) -> Vec<String> {
     let mut reasons = Vec::new();
     if readiness.draining {
@@ -124,6 +124,7 @@ fn reasons(readiness: &Readiness, state: &State, snapshot: &Snapshot) -> Vec<Str
         reasons
             .push(format!("the configuration, or a file that it names, changed and is not applied: {why}"));
     }
+    reasons.extend(state.tls.problems());
     reasons.extend(state.settings.missing_keys.iter().cloned());
     let log_problem = state.decision_log.as_ref().and_then(|log| log.problem());
     reasons.extend(log_problem.map(|problem| problem.to_string()));

@@ -2,6 +2,7 @@
 
 use std::{io::ErrorKind, sync::Arc};
 
+use pointsman_certificates::pem::Expired;
 use pointsman_policy_runtime::Command;
 use pointsman_workers::{Registry, Role, WorkerSpec};
 
@@ -40,9 +41,9 @@ pub(crate) fn check(config: &Config, found: Vec<Problem>) -> anyhow::Result<Find
     ports(&settings, &mut problems, &mut warnings)?;
     let tokens = Tokens::new(1).load(&settings.models, &Arc::new(Registry::default()));
     problems.extend(tokens.err().unwrap_or_default());
-    let certificates = TlsContext::new().load(&settings.server, &settings.upstream);
+    let certificates = TlsContext::new().load(&settings.server, &settings.upstream, Expired::Refused);
     problems.extend(certificates.err().unwrap_or_default());
-    let proxies = TlsContext::new().load_proxies(settings.ext_proc.tls.as_ref());
+    let proxies = TlsContext::new().load_proxies(settings.ext_proc.tls.as_ref(), Expired::Refused);
     problems.extend(proxies.err().unwrap_or_default());
     policies(config, settings, &mut problems, &mut warnings)?;
     // A worker entry or a key that could not be read does not count as missing.

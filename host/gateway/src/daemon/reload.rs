@@ -5,6 +5,7 @@
 
 use std::{collections::BTreeMap, num::NonZeroU32, sync::Arc, time::Duration};
 
+use pointsman_certificates::pem::Expired;
 use pointsman_orchestration::{ModelBounds, QueueOrder, QueueRules, TenantShare};
 use pointsman_policy_runtime::Command;
 use pointsman_routing::{BusyRules, Decisions, facts::UnknownFact};
@@ -129,7 +130,7 @@ async fn load_certificates(
         return Ok(None);
     }
     let (tls, server, upstream) = (state.tls.clone(), after.server.clone(), after.upstream.clone());
-    let loaded = tokio::task::spawn_blocking(move || tls.load(&server, &upstream)).await;
+    let loaded = tokio::task::spawn_blocking(move || tls.load(&server, &upstream, Expired::Refused)).await;
     let failed = |error| vec![Problem::new("server", format!("reading the certificates failed: {error}"))];
     let loaded = loaded.unwrap_or_else(|error| Err(failed(error)));
     loaded.map(Some).map_err(|problems| refused(&problems))

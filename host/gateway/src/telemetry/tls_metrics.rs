@@ -32,6 +32,7 @@ pub(crate) struct TlsMetrics {
     failures: Family<FailureLabels, Counter>,
     reloads: Family<ReloadLabels, Counter>,
     expiry: Family<ListenerLabels, Gauge>,
+    in_force: Family<ListenerLabels, Gauge>,
 }
 
 impl TlsMetrics {
@@ -47,15 +48,12 @@ impl TlsMetrics {
 
     /// Sets when the certificate of a listener expires; `None` if it has none.
     pub(crate) fn expires(&self, listener: &'static str, seconds: Option<i64>) {
-        let labels = ListenerLabels { listener };
-        match seconds {
-            Some(seconds) => {
-                self.expiry.get_or_create(&labels).set(seconds);
-            }
-            None => {
-                self.expiry.remove(&labels);
-            }
-        }
+        set(&self.expiry, listener, seconds);
+    }
+
+    /// Sets whether the latest files of a listener are in force; `None` if it has no certificate.
+    pub(crate) fn in_force(&self, listener: &'static str, in_force: Option<bool>) {
+        set(&self.in_force, listener, in_force.map(i64::from));
     }
 
     /// Registers the metrics for one scrape.
@@ -75,5 +73,23 @@ impl TlsMetrics {
             "Time at which the certificate of a listener (or engines, for the one shown to them) expires, in seconds since 1970",
             self.expiry.clone(),
         );
+        registry.register(
+            "pointsman_tls_last_reload_successful",
+            "1 if the latest certificate files of a listener (or engines, for connections to them) are in force, else 0; GET /status says why",
+            self.in_force.clone(),
+        );
+    }
+}
+
+/// Sets a gauge of a listener; `None`: it has no series.
+fn set(family: &Family<ListenerLabels, Gauge>, listener: &'static str, value: Option<i64>) {
+    let labels = ListenerLabels { listener };
+    match value {
+        Some(value) => {
+            family.get_or_create(&labels).set(value);
+        }
+        None => {
+            family.remove(&labels);
+        }
     }
 }

@@ -2,11 +2,11 @@
 
 use std::{sync::Arc, time::Duration};
 
+use pointsman_certificates::pem::Expired;
 use pointsman_workers::EngineTls;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    changes::Seen,
     engines::{EngineFiles, LoadedEngines},
     listeners::{ListenerTls, LoadedListener},
 };
@@ -59,15 +59,20 @@ impl TlsContext {
         self.engines.in_use()
     }
 
-    /// Reads and checks all files. Nothing changes.
+    /// Reads and checks all files. Nothing changes. `expired` is for certificates that are not in force already.
     ///
     /// # Errors
     /// All problems.
-    pub(crate) fn load(&self, server: &Server, upstream: &Upstream) -> Result<Loaded, Vec<Problem>> {
+    pub(crate) fn load(
+        &self,
+        server: &Server,
+        upstream: &Upstream,
+        expired: Expired,
+    ) -> Result<Loaded, Vec<Problem>> {
         let protocols = if server.http2.enabled { &HTTP2_OR_1[..] } else { &HTTP1[..] };
-        let clients = self.clients.load(server.tls.as_ref(), protocols);
-        let operators = self.operators.load(server.admin_tls.as_ref(), &HTTP1);
-        let engines = self.engines.load(&upstream.tls);
+        let clients = self.clients.load(server.tls.as_ref(), protocols, expired);
+        let operators = self.operators.load(server.admin_tls.as_ref(), &HTTP1, expired);
+        let engines = self.engines.load(&upstream.tls, expired);
         match (clients, operators, engines) {
             (Ok(clients), Ok(operators), Ok(engines)) => Ok(Loaded { clients, operators, engines }),
             (clients, operators, engines) => {
@@ -81,8 +86,12 @@ impl TlsContext {
     ///
     /// # Errors
     /// All problems.
-    pub(crate) fn load_proxies(&self, settings: Option<&Tls>) -> Result<LoadedListener, Vec<Problem>> {
-        self.proxies.load(settings, &HTTP2)
+    pub(crate) fn load_proxies(
+        &self,
+        settings: Option<&Tls>,
+        expired: Expired,
+    ) -> Result<LoadedListener, Vec<Problem>> {
+        self.proxies.load(settings, &HTTP2, expired)
     }
 
     /// Puts them in force, for new handshakes.
@@ -99,19 +108,23 @@ impl TlsContext {
 
     /// Reads the files again until `stop`, and puts changed ones in force.
     pub(crate) async fn watch(self: Arc<Self>, metrics: Arc<Metrics>, stop: CancellationToken) {
-        let mut seen = <[Seen; 4]>::default();
         while stop.run_until_cancelled(tokio::time::sleep(POLL_INTERVAL)).await.is_some() {
             let (context, metrics) = (self.clone(), metrics.clone());
             let looked = tokio::task::spawn_blocking(move || {
-                let [clients, operators, proxies, engines] = &mut seen;
-                context.clients.look(clients, &metrics.tls);
-                context.operators.look(operators, &metrics.tls);
-                context.proxies.look(proxies, &metrics.tls);
-                context.engines.look(engines, &metrics.tls);
-                seen
+                context.clients.look(&metrics.tls);
+                context.operators.look(&metrics.tls);
+                context.proxies.look(&metrics.tls);
+                context.engines.look(&metrics.tls);
             });
-            let Ok(now) = looked.await else { return };
-            seen = now;
+            if looked.await.is_err() {
+                return;
+            }
         }
+    }
+
+    /// Returns which changed files are not in force, and which certificates in force have expired.
+    pub(crate) fn problems(&self) -> Vec<String> {
+        let listeners = [&self.clients, &self.operators, &self.proxies].map(ListenerTls::problems);
+        [listeners.concat(), self.engines.problems()].concat()
     }
 }

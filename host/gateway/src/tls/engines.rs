@@ -3,10 +3,15 @@
 use std::{path::Path, sync::Arc};
 
 use arc_swap::ArcSwapOption;
-use pointsman_certificates::{client_config, pem, provider::PROVIDER, system_roots};
+use pointsman_certificates::{
+    client_config,
+    pem::{self, Expired},
+    provider::PROVIDER,
+    system_roots,
+};
 use pointsman_workers::{EngineTls, TlsClient};
 
-use super::{changes, changes::Seen};
+use super::changes::{OwnCertificate, WatchedFiles};
 use crate::{
     config::{Problem, UpstreamTls},
     telemetry::tls_metrics::TlsMetrics,
@@ -20,6 +25,7 @@ const PATH: &str = "upstream.tls";
 /// The files of `[upstream.tls]`, and what connections use.
 #[derive(Debug)]
 pub(super) struct EngineFiles {
+    files: WatchedFiles,
     in_use: Arc<EngineTls>,
     current: ArcSwapOption<InForce>,
 }
@@ -36,8 +42,8 @@ struct InForce {
 pub(super) struct LoadedEngines {
     in_force: Arc<InForce>,
     client: TlsClient,
-    /// When the gateway's own certificate expires, seconds since 1970.
-    expires: Option<i64>,
+    /// The gateway's own.
+    certificate: Option<OwnCertificate>,
 }
 
 /// Contents of the files.
@@ -49,32 +55,41 @@ struct Contents {
 
 impl EngineFiles {
     pub(super) fn new() -> Self {
-        Self { in_use: Arc::default(), current: ArcSwapOption::empty() }
+        let files = WatchedFiles::new(PATH, LABEL);
+        Self { files, in_use: Arc::default(), current: ArcSwapOption::empty() }
     }
 
     pub(super) fn in_use(&self) -> &Arc<EngineTls> {
         &self.in_use
     }
 
-    pub(super) fn load(&self, settings: &UpstreamTls) -> Result<LoadedEngines, Vec<Problem>> {
-        Contents::read(settings)?.load(settings)
+    /// Reads and checks the files. `expired` is for a certificate that is not in force already.
+    pub(super) fn load(
+        &self,
+        settings: &UpstreamTls,
+        expired: Expired,
+    ) -> Result<LoadedEngines, Vec<Problem>> {
+        let contents = Contents::read(settings)?;
+        let current = self.current.load();
+        let in_force = current.as_ref().is_some_and(|current| current.digest == contents.digest());
+        contents.load(settings, if in_force { Expired::Accepted } else { expired })
     }
 
     pub(super) fn install(&self, loaded: LoadedEngines, metrics: &TlsMetrics) {
-        metrics.expires(LABEL, loaded.expires);
+        self.files.installed(loaded.certificate, metrics);
         self.in_use.install(loaded.client);
         self.current.store(Some(loaded.in_force));
     }
 
     /// Reads the files, and puts a changed content in force that is valid.
-    pub(super) fn look(&self, seen: &mut Seen, metrics: &TlsMetrics) {
+    pub(super) fn look(&self, metrics: &TlsMetrics) {
         let Some(current) = self.current.load_full() else { return };
         let contents = Contents::read(&current.settings);
         let found = contents.as_ref().map(Contents::digest).map_err(Clone::clone);
-        if !seen.is_due(found, current.digest) {
+        if !self.files.is_due(found, current.digest, metrics) {
             return;
         }
-        match contents.and_then(|contents| contents.load(&current.settings)) {
+        match contents.and_then(|contents| contents.load(&current.settings, Expired::Refused)) {
             Ok(loaded) => {
                 let replaced =
                     self.current.compare_and_swap(&Some(current.clone()), Some(loaded.in_force.clone()));
@@ -83,10 +98,15 @@ impl EngineFiles {
                     return;
                 }
                 self.in_use.install(loaded.client);
-                changes::applied(LABEL, loaded.expires, metrics);
+                self.files.applied(loaded.certificate, metrics);
             }
-            Err(problems) => changes::refused(LABEL, &problems, metrics),
+            Err(problems) => self.files.refused(&problems, metrics),
         }
+    }
+
+    /// Returns what operators should know of the files.
+    pub(super) fn problems(&self) -> Vec<String> {
+        self.files.problems()
     }
 }
 
@@ -110,7 +130,7 @@ impl Contents {
 
     /// Checks the contents. The authorities of the system are read when the first connection needs them, or
     /// now if the gateway has a certificate.
-    fn load(self, settings: &UpstreamTls) -> Result<LoadedEngines, Vec<Problem>> {
+    fn load(self, settings: &UpstreamTls, expired: Expired) -> Result<LoadedEngines, Vec<Problem>> {
         let mut problems = Vec::new();
         let mut note = |key: &str, message| problems.push(Problem::new(format!("{PATH}.{key}"), message));
         let in_force = Arc::new(InForce { settings: settings.clone(), digest: self.digest() });
@@ -123,11 +143,13 @@ impl Contents {
         let own = match (&settings.cert_file, &settings.key_file, &self.own) {
             (Some(cert_file), Some(key_file), Some((certificate, key))) => {
                 let (cert, key) = ((cert_file.as_path(), &**certificate), (key_file.as_path(), &**key));
-                pem::certified_key(cert, key, &PROVIDER, &mut note)
+                pem::certified_key(cert, key, expired, &PROVIDER, &mut note)
             }
             _ => None,
         };
         let expires = own.as_ref().map(|(_, expires)| *expires);
+        let certificate = settings.cert_file.as_deref().zip(expires);
+        let certificate = certificate.map(|(file, expires)| OwnCertificate::new(file, expires));
         let own = own.map(|(own, _)| Arc::new(own));
         let (Ok(roots), true) = (roots, problems.is_empty()) else { return Err(problems) };
         let (roots, only_tls13) = (roots.map(Arc::new), settings.only_tls13());
@@ -136,6 +158,6 @@ impl Contents {
             let built = client_config(roots, own.clone(), only_tls13);
             built.map_err(|error| format!("TLS to engines cannot be set up: {error}"))
         });
-        Ok(LoadedEngines { in_force, client, expires })
+        Ok(LoadedEngines { in_force, client, certificate })
     }
 }

@@ -3,11 +3,11 @@
 use std::{sync::Arc, time::Duration};
 
 use arc_swap::ArcSwapOption;
+use pointsman_certificates::pem::Expired;
 use rustls::ServerConfig;
 
 use super::{
-    changes,
-    changes::Seen,
+    changes::{OwnCertificate, WatchedFiles},
     server::{Built, Contents},
 };
 use crate::{
@@ -18,10 +18,7 @@ use crate::{
 /// TLS of one listener.
 #[derive(Debug)]
 pub(crate) struct ListenerTls {
-    /// Its table in the configuration.
-    path: &'static str,
-    /// Its label in metrics.
-    label: &'static str,
+    files: WatchedFiles,
     /// Settings in force; `None` for plain HTTP.
     current: ArcSwapOption<InForce>,
 }
@@ -55,7 +52,7 @@ impl ListenerTls {
     /// Returns a listener with plain HTTP. `path` is its table in the configuration, `label` its name in
     /// metrics.
     pub(super) fn new(path: &'static str, label: &'static str) -> Self {
-        Self { path, label, current: ArcSwapOption::empty() }
+        Self { files: WatchedFiles::new(path, label), current: ArcSwapOption::empty() }
     }
 
     /// Returns what a handshake uses now; `None`: the listener speaks plain HTTP.
@@ -69,14 +66,19 @@ impl ListenerTls {
         })
     }
 
+    /// Reads and checks the files. `expired` is for a certificate that is not in force already.
     pub(super) fn load(
         &self,
         settings: Option<&Tls>,
         protocols: &'static [&'static [u8]],
+        expired: Expired,
     ) -> Result<LoadedListener, Vec<Problem>> {
         let Some(settings) = settings else { return Ok(None) };
-        let contents = Contents::read(settings, self.path)?;
-        self.build(settings, protocols, &contents).map(Some)
+        let contents = Contents::read(settings, self.files.path)?;
+        let current = self.current.load();
+        let in_force = current.as_ref().is_some_and(|current| current.digest == contents.digest());
+        let expired = if in_force { Expired::Accepted } else { expired };
+        self.build(settings, protocols, &contents, expired).map(Some)
     }
 
     fn build(
@@ -84,35 +86,49 @@ impl ListenerTls {
         settings: &Tls,
         protocols: &'static [&'static [u8]],
         contents: &Contents,
+        expired: Expired,
     ) -> Result<Arc<InForce>, Vec<Problem>> {
-        let built = contents.build(settings, self.path, protocols)?;
+        let built = contents.build(settings, self.files.path, protocols, expired)?;
         Ok(Arc::new(InForce { settings: settings.clone(), protocols, digest: contents.digest(), built }))
     }
 
     pub(super) fn install(&self, loaded: LoadedListener, metrics: &TlsMetrics) {
-        metrics.expires(self.label, loaded.as_ref().map(|loaded| loaded.built.expires));
+        let certificate = loaded.as_ref().map(|loaded| loaded.certificate());
         self.current.store(loaded);
+        self.files.installed(certificate, metrics);
     }
 
     /// Reads the files, and puts a changed content in force that is valid.
-    pub(super) fn look(&self, seen: &mut Seen, metrics: &TlsMetrics) {
+    pub(super) fn look(&self, metrics: &TlsMetrics) {
         let Some(current) = self.current.load_full() else { return };
-        let contents = Contents::read(&current.settings, self.path);
+        let contents = Contents::read(&current.settings, self.files.path);
         let found = contents.as_ref().map(Contents::digest).map_err(Clone::clone);
-        if !seen.is_due(found, current.digest) {
+        if !self.files.is_due(found, current.digest, metrics) {
             return;
         }
-        match contents.and_then(|contents| self.build(&current.settings, current.protocols, &contents)) {
+        let InForce { settings, protocols, .. } = &*current;
+        match contents.and_then(|contents| self.build(settings, protocols, &contents, Expired::Refused)) {
             Ok(new) => {
-                let expires = new.built.expires;
+                let certificate = new.certificate();
                 let replaced = self.current.compare_and_swap(&Some(current.clone()), Some(new));
                 // A reload of the configuration was faster.
                 if !replaced.as_ref().is_some_and(|before| Arc::ptr_eq(before, &current)) {
                     return;
                 }
-                changes::applied(self.label, Some(expires), metrics);
+                self.files.applied(Some(certificate), metrics);
             }
-            Err(problems) => changes::refused(self.label, &problems, metrics),
+            Err(problems) => self.files.refused(&problems, metrics),
         }
+    }
+
+    /// Returns what operators should know of the files.
+    pub(super) fn problems(&self) -> Vec<String> {
+        self.files.problems()
+    }
+}
+
+impl InForce {
+    fn certificate(&self) -> OwnCertificate {
+        OwnCertificate::new(&self.settings.cert_file, self.built.expires)
     }
 }

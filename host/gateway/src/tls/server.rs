@@ -3,7 +3,7 @@
 use std::{path::Path, sync::Arc};
 
 use pointsman_certificates::{
-    pem,
+    pem::{self, Expired},
     provider::{PROVIDER, versions},
     x509::{Certificate, GeneralName},
 };
@@ -70,9 +70,10 @@ impl Contents {
         settings: &Tls,
         path: &str,
         protocols: &[&[u8]],
+        expired: Expired,
     ) -> Result<Built, Vec<Problem>> {
         let mut problems = Vec::new();
-        let certified = self.certified_key(settings, path, &mut problems);
+        let certified = self.certified_key(settings, path, expired, &mut problems);
         let verifier = self.verifier(settings).map_err(|message| {
             problems.push(Problem::new(format!("{path}.client_ca_file"), message));
         });
@@ -108,12 +109,13 @@ impl Contents {
         &self,
         settings: &Tls,
         path: &str,
+        expired: Expired,
         problems: &mut Vec<Problem>,
     ) -> Option<(CertifiedKey, i64)> {
         let mut note = |key: &str, message| problems.push(Problem::new(format!("{path}.{key}"), message));
         let cert = (settings.cert_file.as_path(), &*self.certificate);
-        let (certified, expires) =
-            pem::certified_key(cert, (settings.key_file.as_path(), &*self.key), &PROVIDER, &mut note)?;
+        let key = (settings.key_file.as_path(), &*self.key);
+        let (certified, expires) = pem::certified_key(cert, key, expired, &PROVIDER, &mut note)?;
         let names =
             certified.cert.first().and_then(|first| Certificate::parse(first)).map(|first| first.names);
         let is_address = |name: &_| matches!(name, GeneralName::DnsName(_) | GeneralName::IpAddress(_));

@@ -10,6 +10,7 @@ mod compare;
 mod config_changes;
 mod config_commands;
 mod demo;
+mod expired_certificates;
 mod formula_files;
 mod helm_chart;
 mod import;

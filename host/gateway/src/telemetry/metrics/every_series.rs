@@ -21,7 +21,8 @@ impl Metrics {
         self.tenants.ended(self.tenants.named([]).of(None), "ok", 0, 0);
         self.tls.failed("clients", "x");
         self.tls.reloaded("clients", "x");
-        self.tls.expires("clients", Some(0));
+        self.tls.expires("clients", Some(32_503_680_000));
+        self.tls.in_force("clients", Some(true));
         #[cfg(feature = "ext-proc")]
         {
             self.ext_proc.picked("picked");

@@ -84,7 +84,12 @@ impl Metrics {
         let lost = Lost::ALL.map(Lost::as_str).into_iter().map(|reason| (&self.handoffs, reason));
         let dropped = DropReason::ALL.map(DropReason::as_str).into_iter();
         let dropped = dropped.map(|reason| (&self.trace_spans_dropped, reason));
-        for (family, reason) in lost.chain(dropped) {
+        let others = [
+            (&self.key_set_fetches, "failed"),
+            (&self.decision_log_dropped, "queue"),
+            (&self.decision_log_dropped, "disk"),
+        ];
+        for (family, reason) in lost.chain(dropped).chain(others) {
             drop(family.get_or_create(&ReasonLabels { reason }));
         }
     }
