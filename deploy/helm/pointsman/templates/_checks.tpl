@@ -5,6 +5,7 @@
 {{- include "pointsman.checks.replicas" . -}}
 {{- include "pointsman.checks.monitoring" . -}}
 {{- include "pointsman.checks.picker" . -}}
+{{- include "pointsman.checks.egress" . -}}
 {{- end -}}
 
 {{/* The configuration is a ConfigMap, which more people may read than Secrets. */}}
@@ -121,6 +122,34 @@
 {{- $found := get (include "pointsman.poolLabels" $ | fromYaml) $key -}}
 {{- if and (regexMatch "^[A-Za-z0-9][A-Za-z0-9._/-]*(==?[A-Za-z0-9._-]+)?$" (nospace $one)) (or (not $found) (and (eq (len $pair) 2) (ne (last $pair) $found))) -}}
 {{- fail (printf "endpointPicker.inferencePool.matchLabels and engines.discovery.selector select different pods: the pool says nothing of %q. Envoy offers the pods of the pool, and the gateways choose among those of the selector" $one) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The network policy allows engines, and the ports 53, 443 and 6443 of everything else. */}}
+{{- define "pointsman.checks.egress" -}}
+{{- if and .Values.networkPolicy.enabled (not .Values.networkPolicy.extraEgress) -}}
+{{- $config := .Values.config | default dict -}}
+{{- $prefix := "config." -}}
+{{- if .Values.configToml -}}
+{{- $config = fromToml .Values.configToml -}}
+{{- $prefix = "configToml: " -}}
+{{- end -}}
+{{- $jwt := get (get $config "auth" | default dict) "jwt" | default dict -}}
+{{- $urls := dict
+  "replicas.servers" (get (get $config "replicas" | default dict) "servers" | default list)
+  "traces.endpoint" (list (get (get $config "traces" | default dict) "endpoint"))
+  "auth.jwt.jwks_url" (list (get $jwt "jwks_url")) -}}
+{{- range $at, $source := get (get $config "discovery" | default dict) "etcd" | default list -}}
+{{- $_ := set $urls (printf "discovery.etcd[%d].endpoints" $at) (get $source "endpoints" | default list) -}}
+{{- end -}}
+{{- range $path, $list := $urls -}}
+{{- range $url := compact $list -}}
+{{- $host := regexReplaceAll "^([a-z]+://)?([^/@]*@)?(\\[[^]]*\\]|[^/:]*)(:[0-9]+)?.*$" $url "${1}${3}${4}" -}}
+{{- if not (regexMatch "^https://[^:]*$|:(53|443|6443)$|^[a-z]+://(localhost|127[.0-9]*|\\[::1\\])(:[0-9]+)?$" $host) -}}
+{{- fail (printf "networkPolicy.enabled cuts the gateways off from %s%s (%s): name it in networkPolicy.extraEgress, which is empty" $prefix $path $host) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -102,6 +102,7 @@ fn are_refused(helm: &Helm, cases: Refused<'_>) {
 fn n6_values_that_are_unknown_or_cannot_work_are_refused_with_a_sentence() {
     let Some(helm) = Helm::installed() else { return };
     let picker = ["endpointPicker.enabled=true", CUSTOM_RESOURCES[1]];
+    let policy = "networkPolicy.enabled=true";
     let cases: Refused<'_> = &[
         (&["replcaCount=3"], "additional properties 'replcaCount' not allowed"),
         (&["image.tg=1"], "additional properties 'tg' not allowed"),
@@ -127,6 +128,23 @@ fn n6_values_that_are_unknown_or_cannot_work_are_refused_with_a_sentence() {
         (
             &["--set-json=networkPolicy.adminFrom=[]"],
             "at '/networkPolicy/adminFrom': minItems: got 0, want 1",
+        ),
+        (
+            &[policy, "config.replicas.servers={tls://u:p@nats}"],
+            "networkPolicy.enabled cuts the gateways off from config.replicas.servers (tls://nats)",
+        ),
+        (
+            &[policy, "config.traces.endpoint=http://otlp:4318/v1/traces"],
+            "traces.endpoint (http://otlp:4318)",
+        ),
+        (&[policy, "config.auth.jwt.jwks_url=https://[fd00::1]:8443/a"], "jwks_url (https://[fd00::1]:8443)"),
+        (
+            &[policy, "config.discovery.etcd[0].endpoints={http://e}"],
+            "discovery.etcd[0].endpoints (http://e)",
+        ),
+        (
+            &[policy, "--set=configToml=[traces]\nendpoint = 'http://a'"],
+            "configToml: traces.endpoint (http://a)",
         ),
         (&["config.replicas.name=a"], "config.replicas.name gives 2 gateways one name"),
         (&["config.server.listen=0.0.0.0:80"], "config.server.listen is written by the chart (0.0.0.0:8080)"),
