@@ -69,7 +69,7 @@ The log level is set by the environment variable RUST_LOG (default: info).";
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Serve clients until SIGTERM or SIGINT, then drain. SIGHUP reads the configuration again.
+    /// Serve clients until SIGTERM, SIGINT or SIGQUIT, then drain. SIGHUP reads the configuration again.
     Serve(Box<ServeArgs>),
     /// Check a configuration as `serve` would, and report every problem in it: keys, values and
     /// contradictions, ports, tokenizers, the policy directory and its files.
@@ -204,21 +204,37 @@ impl ServeArgs {
 /// seconds, threads that once worked side by side would all stay.
 const BLOCKING_KEEP_ALIVE: Duration = Duration::from_millis(500);
 
-/// Signals that end the gateway: SIGTERM and SIGINT.
-struct EndSignals([Signal; 2]);
+/// Signals that end the gateway: SIGTERM, SIGINT and SIGQUIT.
+struct EndSignals([Signal; 3]);
 
 impl EndSignals {
     fn catch() -> std::io::Result<Self> {
-        Ok(Self([signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?]))
+        let kinds = [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::quit()];
+        let [terminate, interrupt, quit] = kinds.map(signal);
+        Ok(Self([terminate?, interrupt?, quit?]))
     }
 
     async fn recv(&mut self) {
-        let Self([terminate, interrupt]) = self;
+        let Self([terminate, interrupt, quit]) = self;
         tokio::select! {
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
+            _ = quit.recv() => {}
         }
     }
+}
+
+/// Ignores SIGUSR1 and SIGUSR2, by which log rotation tells other servers to open their files again.
+fn ignore_user_signals() -> std::io::Result<()> {
+    for (name, kind) in [("SIGUSR1", SignalKind::user_defined1()), ("SIGUSR2", SignalKind::user_defined2())] {
+        let mut user = signal(kind)?;
+        tokio::spawn(async move {
+            while user.recv().await.is_some() {
+                tracing::warn!(signal = name, "signal ignored: logs go to stderr; nothing to reopen");
+            }
+        });
+    }
+    Ok(())
 }
 
 /// Starts the gateway. Blocks while it reads files and compiles policies.
@@ -240,6 +256,7 @@ fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
     let outcome = runtime.block_on(async {
         // A signal that comes before it is caught ends the process.
         let (mut end, mut hang_up) = (EndSignals::catch()?, signal(SignalKind::hangup())?);
+        ignore_user_signals()?;
         let running = tokio::select! {
             started = tokio::task::spawn_blocking(|| start(args)) => started??,
             () = end.recv() => {

@@ -1,4 +1,4 @@
-//! Signals that come while the gateway starts.
+//! Signals that come while the gateway starts and afterwards.
 
 #![allow(clippy::unwrap_used, reason = "tests and their helpers may fail")]
 
@@ -42,11 +42,11 @@ impl Starting {
 
 #[test]
 fn n9_a_signal_ends_a_start_that_waits_for_a_file() {
-    for signal in [Signal::TERM, Signal::INT] {
+    for signal in [Signal::TERM, Signal::INT, Signal::QUIT] {
         let starting = Starting::new();
         starting.signal(signal);
         let ended = starting.process.wait_with_output().unwrap();
-        // N9.1
+        // N9.1, N9.4
         assert_eq!((ended.status.code(), ended.stdout.len()), (Some(0), 0), "{signal:?}: {ended:?}");
     }
 }
@@ -70,5 +70,27 @@ fn n9_sighup_during_the_start_is_a_reload_after_it() {
     // N9.2
     assert!(reload.contains("\"outcome\":\"done\""), "{reload}");
     kill_process(Pid::from_child(&starting.process), Signal::TERM).unwrap();
+    assert!(starting.process.wait().unwrap().success());
+}
+
+#[test]
+fn n9_signals_of_log_rotation_are_ignored_and_sigquit_drains() {
+    let mut starting = Starting::new();
+    starting.signal(Signal::USR1);
+    starting.configuration.write_all(CONFIG.as_bytes()).unwrap();
+    drop(starting.configuration);
+    let mut addresses = String::new();
+    BufReader::new(starting.process.stdout.take().unwrap()).read_line(&mut addresses).unwrap();
+    // N9.3: while it starts
+    assert!(addresses.contains("listening"), "{addresses:?}");
+    let mut log = BufReader::new(starting.process.stderr.take().unwrap()).lines().map(Result::unwrap);
+    kill_process(Pid::from_child(&starting.process), Signal::USR2).unwrap();
+    for name in ["SIGUSR1", "SIGUSR2"] {
+        // N9.3
+        assert!(log.any(|line| line.contains("signal ignored") && line.contains(name)), "{name}");
+    }
+    kill_process(Pid::from_child(&starting.process), Signal::QUIT).unwrap();
+    // N9.4
+    assert!(log.any(|line| line.contains("draining")));
     assert!(starting.process.wait().unwrap().success());
 }
