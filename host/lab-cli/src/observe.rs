@@ -19,7 +19,6 @@ use pointsman_tokens::Tokenizer;
 use reqwest::Url;
 use tokio::{
     net::TcpListener,
-    signal::unix::{SignalKind, signal},
     sync::{Semaphore, mpsc},
     task::JoinSet,
     time::{Duration, Instant, timeout},
@@ -35,6 +34,7 @@ use self::{
     intake::Intake,
     report::Observation,
     request::Measure,
+    signals::{end_signal, time_or_signal},
     tracker::{Followed, Tracker},
     writer::{Reported, Sources, Writer, Written},
 };
@@ -52,6 +52,7 @@ mod line_file;
 mod listener;
 mod report;
 mod request;
+mod signals;
 mod tracker;
 mod writer;
 
@@ -79,7 +80,7 @@ Examples:
   pointsman observe --workers http://10.0.0.1:8000,http://10.0.0.2:8000 --out trial
   pointsman observe --workers http://10.0.0.1:8000 --out trial --for 10m --arm new=./new.wasm
 
-Ctrl-C or SIGTERM ends the observation before its time, and the page is written.
+Ctrl-C, SIGTERM or SIGHUP ends the observation before its time, and the page is written.
 
 Exit code: 0 when the page has a forecast; 1 when there were too few requests for one; 2 when an argument, an
 address or a file is not usable, or when no engine answers; 130 when a signal ended the simulation.")]
@@ -174,9 +175,9 @@ impl ObserveArgs {
         let reserve = Reserve::take(&self.out)?;
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
         let seen = runtime.block_on(self.observe(&trace))?;
-        // A second signal ends the simulation, too.
+        // A second signal ends the simulation, too, except SIGHUP.
         runtime.spawn(async {
-            if time_or_signal(Duration::MAX).await.is_ok() {
+            if end_signal().await.is_ok() {
                 std::process::exit(INTERRUPTED)
             }
         });
@@ -322,7 +323,8 @@ impl ObserveArgs {
             drop(reserve);
             let (fleet, equations) = fleet(self, &seen.logs);
             saved = write_fleet(&self.out.join("fleet.toml"), &fleet, equations);
-            print(&format!("simulating {} requests\n", trace.requests.len()))?;
+            // Fails when the terminal went away, and the page matters more.
+            let _ = print(&format!("simulating {} requests\n", trace.requests.len()));
             found = Some(forecast(self, &trace, &assigned, (fleet, equations))?);
             incomplete = warning;
         }
@@ -383,15 +385,4 @@ async fn tell_of_no_copy(counts: Arc<Counts>, address: SocketAddr) {
             "warning: no copy of a request came in {seconds} s: does the router send them to http://{address}?\n"
         ));
     }
-}
-
-/// Waits until the time is over, or SIGINT or SIGTERM.
-async fn time_or_signal(time: Duration) -> anyhow::Result<()> {
-    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
-    tokio::select! {
-        () = tokio::time::sleep(time) => {}
-        _ = interrupt.recv() => {}
-        _ = terminate.recv() => {}
-    }
-    Ok(())
 }

@@ -546,3 +546,25 @@ async fn s5_engines_that_do_not_answer_are_named_at_once_and_none_is_an_error() 
     // S5.11
     assert!(code == Some(2) && text.contains("/: the engine is named twice"), "{text}");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn n8_the_page_is_written_when_the_terminal_goes_away() {
+    let (terminal, output) = std::io::pipe().unwrap();
+    let mut scene = Scene::start_with_output("off", &[], Some(output.into())).await;
+    let (client, url) = (client(), format!("http://127.0.0.1:{}/v1/chat/completions", scene.port));
+    for number in 0..30 {
+        assert_eq!(client.post(&url).body(body(number, 10)).send().await.unwrap().status(), 200);
+    }
+    drop(terminal);
+    scene.observer.signal("-HUP");
+    // Another one, now during the simulation: this file is written before it.
+    while !scene.out().join("fleet.toml").exists() {
+        assert!(scene.observer.0.try_wait().unwrap().is_none(), "it ended before the simulation");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    scene.observer.signal("-HUP");
+    let out = scene.out();
+    tokio::task::spawn_blocking(move || scene.observer.0.wait().unwrap()).await.unwrap();
+    // N8.5
+    assert!(std::fs::read_to_string(out.join("report.html")).unwrap().contains("kv-aware"));
+}

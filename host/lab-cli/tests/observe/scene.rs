@@ -99,6 +99,11 @@ impl Scene {
 
     /// Starts them with log lines of these crates.
     pub(super) async fn start_with_log(log: &str, arguments: &[&str]) -> Self {
+        Self::start_with_output(log, arguments, None).await
+    }
+
+    /// Starts them with this standard output; `None`: the file `printed`.
+    pub(super) async fn start_with_output(log: &str, arguments: &[&str], output: Option<Stdio>) -> Self {
         let mut engines = Vec::new();
         for _ in 0..2 {
             let step_time = Some(StepTime::Linear { c0: 8.0, c1: 0.5, c2: 0.0, c3: 0.05, c4: 0.0 });
@@ -120,7 +125,8 @@ impl Scene {
         }
         command.args(["--seeds", "1"]).args(arguments);
         let printed = std::fs::File::create(dir.path().join("printed")).unwrap();
-        command.stdin(Stdio::null()).stderr(printed.try_clone().unwrap()).stdout(printed);
+        command.stdin(Stdio::null()).stderr(printed.try_clone().unwrap());
+        command.stdout(output.unwrap_or_else(|| printed.into()));
         let observer = Process(command.spawn().unwrap());
         listens(port).await;
         Self { engines, observer, port, dir }
