@@ -59,6 +59,7 @@ mod route;
 mod second_opinion;
 mod send;
 pub(crate) mod stored;
+mod unread_booking;
 mod whole_answer;
 mod whole_estimate;
 mod worker_outcome;

@@ -1,7 +1,8 @@
 //! Bookings: the load that a decision puts on a candidate, from its selection until the stream ends (F4).
 //!
-//! Dropping the [`Booking`] releases it, exactly once on every path. Booked blocks are a tree of sequence
-//! hashes (`booked`) behind a short lock that only bookings on the same rank share.
+//! Dropping the [`Booking`] releases it, exactly once on every path, unless a [`BookingHandle`] did before.
+//! Booked blocks are a tree of sequence hashes (`booked`) behind a short lock that only bookings on the same
+//! rank share.
 
 use std::{
     sync::{
@@ -20,6 +21,7 @@ use crate::{
 };
 
 mod booked;
+mod booked_load;
 mod estimate;
 mod held;
 mod journal;
@@ -27,6 +29,8 @@ mod rank_blocks;
 mod remote;
 mod speeds;
 
+pub use booked_load::BookingHandle;
+use booked_load::{BookedLoad, BookingLoad};
 pub use estimate::Estimate;
 pub use held::HeldTokens;
 pub(crate) use journal::RankJournal;
@@ -74,11 +78,7 @@ pub struct RankLoad {
 /// The load of one request on one candidate. Dropping it frees the candidate.
 #[derive(Debug)]
 pub struct Booking {
-    load: Arc<RankLoad>,
-    /// Blocks with a hash, to be released.
-    blocks: Option<Prefix>,
-    unnamed_millis: i64,
-    prefill_tokens: u32,
+    booked: BookingLoad,
     prompt_tokens: u32,
     block_size: u32,
     /// Prompt tokens that were not cached, whether or not they count as load.
@@ -92,8 +92,6 @@ pub struct Booking {
     reached_blocks: u32,
     /// Load of the output's blocks, thousandths.
     output_millis: i64,
-    /// Load for other gateways.
-    entry: Option<Arc<JournalEntry>>,
 }
 
 const MILLIS: i64 = 1_000;
@@ -235,32 +233,8 @@ impl RankLoad {
 
 impl Booking {
     pub(crate) fn new(load: Arc<RankLoad>, request: &BookingRequest) -> Self {
-        let prefill_tokens = if request.track_prefill_tokens { request.new_prefill_tokens } else { 0 };
-        let cell = load.position.cell();
-        cell.requests.fetch_add(1, Ordering::Relaxed);
-        load.booked.fetch_add(1, Ordering::Relaxed);
-        cell.prefill_tokens.fetch_add(prefill_tokens, Ordering::Relaxed);
-        let (blocks, unnamed) = if request.assume_kv_reuse {
-            load.change_blocks(&request.prefix, |blocks| blocks.add_own(&request.prefix));
-            let named = request.prefix.named_blocks();
-            (Some(request.prefix.clone()), request.total_prompt_blocks.saturating_sub(named))
-        } else {
-            (None, request.total_prompt_blocks)
-        };
-        let unnamed_millis = i64::from(unnamed) * MILLIS;
-        cell.unnamed_millis.fetch_add(unnamed_millis, Ordering::Relaxed);
-        load.position.count_change();
-        let values = LoadValues { prefill_tokens, unnamed_millis };
-        let entry = load
-            .journal
-            .as_ref()
-            .map(|journal| journal.add(&request.prefix, request.assume_kv_reuse, values));
         Self {
-            load,
-            entry,
-            blocks,
-            unnamed_millis,
-            prefill_tokens,
+            booked: BookingLoad::Own(BookedLoad::new(load, request)),
             prompt_tokens: request.prompt_tokens,
             new_prompt_tokens: request.new_prefill_tokens,
             reported_new_tokens: None,
@@ -275,17 +249,30 @@ impl Booking {
     /// Returns the load of the booking's rank.
     #[must_use]
     pub fn load(&self) -> &RankLoad {
-        &self.load
+        &self.booked.rank
+    }
+
+    /// Returns a handle that releases the load while the booking lives.
+    #[must_use]
+    pub fn handle(&mut self) -> BookingHandle {
+        self.booked.handle()
+    }
+
+    /// Releases the load. Returns whether it was booked.
+    #[must_use]
+    pub fn release(self) -> bool {
+        self.booked.release()
+    }
+
+    /// Returns whether the load is booked: no handle has released it.
+    #[must_use]
+    pub fn is_booked(&self) -> bool {
+        self.booked.is_booked()
     }
 
     /// Releases the prefill tokens, because the request's prefill is complete. Further calls change nothing.
     pub fn prefill_done(&mut self) {
-        let tokens = std::mem::take(&mut self.prefill_tokens);
-        if tokens > 0 {
-            self.load.position.cell().prefill_tokens.fetch_sub(tokens, Ordering::Relaxed);
-            self.load.position.count_change();
-            self.journal_values();
-        }
+        self.booked.release_prefill_tokens();
     }
 
     /// Records the prompt tokens that the engine reported, and how many of them were cached, if it said so:
@@ -310,12 +297,12 @@ impl Booking {
     /// Records that the first token arrived `took` after the leg was sent, and releases the prefill tokens.
     /// `computed_prompt`: whether this worker computed the prompt, and did not receive it from another.
     pub fn first_token(&mut self, took: Duration, computed_prompt: bool) {
-        self.load.observe_first_token(took, self.learned_tokens(computed_prompt));
+        self.load().observe_first_token(took, self.learned_tokens(computed_prompt));
         self.prefill_done();
     }
 
-    /// Sets the number of output tokens so far (`osl`). Returns true if that began a new block. A smaller
-    /// number than before, as an engine corrects what was counted, releases blocks.
+    /// Sets the number of output tokens so far (`osl`). Returns true if that began a new block, which is booked.
+    /// A smaller number than before, as an engine corrects what was counted, releases blocks.
     ///
     /// A new block counts `max(0, 1 - osl / expected)`: near its expected end, a request will soon release
     /// its blocks. An expectation of 0 counts as 1.
@@ -332,8 +319,7 @@ impl Booking {
         };
         self.reached_blocks = reached;
         self.output_millis += new * weight;
-        self.add_unnamed(new * weight);
-        true
+        self.booked.add_unnamed(new * weight)
     }
 
     /// Releases the blocks beyond `reached`. Each counts as the mean of all blocks of the output.
@@ -346,38 +332,13 @@ impl Booking {
         let millis = self.output_millis * i64::from(gone) / i64::from(all.max(1));
         self.reached_blocks = reached;
         self.output_millis -= millis;
-        self.add_unnamed(-millis);
-    }
-
-    fn add_unnamed(&mut self, millis: i64) {
-        self.unnamed_millis += millis;
-        self.load.position.cell().unnamed_millis.fetch_add(millis, Ordering::Relaxed);
-        self.load.position.count_change();
-        self.journal_values();
-    }
-
-    /// Notes the booking's values for other gateways.
-    fn journal_values(&self) {
-        if let (Some(entry), Some(journal)) = (&self.entry, &self.load.journal) {
-            let (prefill_tokens, unnamed_millis) = (self.prefill_tokens, self.unnamed_millis);
-            journal.update(entry, LoadValues { prefill_tokens, unnamed_millis });
-        }
+        self.booked.add_unnamed(-millis);
     }
 }
 
 impl Drop for Booking {
     fn drop(&mut self) {
-        if let (Some(entry), Some(journal)) = (self.entry.take(), &self.load.journal) {
-            journal.end(&entry);
-        }
-        self.prefill_done();
-        if let Some(blocks) = self.blocks.take() {
-            self.load.change_blocks(&blocks, |booked| booked.release_own(&blocks));
-        }
-        let cell = self.load.position.cell();
-        cell.unnamed_millis.fetch_sub(self.unnamed_millis, Ordering::Relaxed);
-        cell.requests.fetch_sub(1, Ordering::Relaxed);
-        self.load.position.count_change();
+        self.booked.release();
     }
 }
 

@@ -29,8 +29,8 @@ mod worker;
 
 pub use activity::{Stuck, StuckBy};
 pub use booking::{
-    Booking, BookingRequest, Estimate, HeldTokens, Journal, JournalEntry, LoadValues, RankLoad,
-    RemoteBooking, RemoteFigures, WorkerKey,
+    Booking, BookingHandle, BookingRequest, Estimate, HeldTokens, Journal, JournalEntry, LoadValues,
+    RankLoad, RemoteBooking, RemoteFigures, WorkerKey,
 };
 pub use breaker::{AfterPause, Breaker, BreakerRules, FailureRate};
 pub use columns::{EngineLoad, RankView};

@@ -302,6 +302,25 @@ async fn j5_a_stream_that_is_not_read_is_bounded_and_ended_and_others_go_on() {
 }
 
 #[tokio::test]
+async fn f4_the_booking_of_a_stream_that_is_not_read_expires_and_is_counted() {
+    let fountain = Fountain::start().unwrap();
+    let worker = WorkerSpec::parse_flag(&fountain.flag()).unwrap();
+    let secure = Secure::start(TestClusterBuilder::new(), |config| {
+        config.workers.push(worker);
+        config.timeouts.booking = Duration::from_millis(300);
+    })
+    .await;
+    let mut client = secure.client().await;
+    let unread = client.send("POST", CHAT, &chat(9)).await.unwrap();
+    secure.cluster.until("the booking expired", |cluster| cluster.booked() == 0).await.unwrap();
+    let expired = secure.cluster.gateway.state().metrics.expired_bookings.get();
+    // F4.9
+    assert_eq!((expired, fountain.streams()), (1, 1));
+    drop(unread);
+    secure.cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
 async fn j5_idle_connections_are_closed() {
     let builder = TestClusterBuilder::new().sim_with(slow_engine(), "");
     let change = |config: &mut Config| config.timeouts.client_idle = Duration::from_millis(500);

@@ -119,7 +119,7 @@ async fn the_deadline_ends_a_request_whose_client_does_not_read() {
 }
 
 #[tokio::test]
-async fn f4_the_booking_of_a_client_that_does_not_read_ends_with_its_connection_at_the_latest() {
+async fn f4_the_booking_of_a_client_that_does_not_read_expires_and_is_counted() {
     let (cluster, fountain) = fountain(|config| {
         config.timeouts.booking = Duration::from_millis(300);
         config.timeouts.client_write = Duration::from_secs(3);
@@ -127,10 +127,26 @@ async fn f4_the_booking_of_a_client_that_does_not_read_ends_with_its_connection_
     .await;
     let client = begin(&cluster, STREAM).await;
     cluster.until("the stream has begun", |_| fountain.streams() == 1).await.unwrap();
+    cluster.until("the booking expired", |cluster| cluster.booked() == 0).await.unwrap();
     // F4.9
-    cluster.until("the booking ended", |cluster| cluster.booked() == 0).await.unwrap();
+    assert_eq!(sum(&cluster, "pointsman_expired_bookings_total", "").await, 1);
     cluster.at_rest().await.unwrap();
     drop(client);
+}
+
+#[tokio::test]
+async fn f4_the_booking_of_a_client_that_pauses_again_and_again_stays() {
+    let (cluster, fountain) = fountain(|config| config.timeouts.booking = Duration::from_secs(3)).await;
+    let mut client = begin(&cluster, STREAM).await;
+    // More than waits between the engine and the client.
+    let mut bytes = vec![0; usize::try_from(3 * TAKEN).unwrap()];
+    for _ in 0..5 {
+        sleep(Duration::from_secs(1)).await;
+        client.read_exact(&mut bytes).await.unwrap();
+    }
+    // F4.9, F4.18
+    assert_eq!((cluster.booked(), fountain.streams()), (1, 1));
+    assert_eq!(sum(&cluster, "pointsman_expired_bookings_total", "").await, 0);
 }
 
 #[tokio::test]

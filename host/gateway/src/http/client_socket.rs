@@ -42,7 +42,7 @@ enum State {
     /// The kernel accepts writes.
     Open,
     /// A write waits for the client, and the timer runs.
-    Blocked,
+    Blocked { since: Instant, end: Instant },
     /// The write side is closed, and the timer runs.
     Lingering,
 }
@@ -79,7 +79,7 @@ impl ClientSocket {
         match outcome {
             Poll::Ready(Ok(written)) => {
                 self.connection.written();
-                if self.state == State::Blocked {
+                if matches!(self.state, State::Blocked { .. }) {
                     // The next blocked write gets the whole time again.
                     self.state = State::Open;
                 }
@@ -100,14 +100,17 @@ impl ClientSocket {
 
     /// Waits for the end of the time that the client has to read.
     fn poll_blocked(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
-        if self.state != State::Blocked {
-            self.state = State::Blocked;
+        let (since, end) = if let State::Blocked { since, end } = self.state {
+            (since, end)
+        } else {
             self.connection.set_blocked(true);
-            let until = Instant::now() + self.write_timeout;
-            let until = self.connection.deadline().map_or(until, |deadline| until.min(deadline));
-            self.start_timer(until);
-        }
-        ready!(self.poll_timer(cx));
+            let since = Instant::now();
+            let end = since + self.write_timeout;
+            let end = self.connection.deadline().map_or(end, |deadline| end.min(deadline));
+            self.state = State::Blocked { since, end };
+            (since, end)
+        };
+        ready!(self.connection.poll_unread(cx, &mut self.timer, since, end));
         Poll::Ready(self.too_slow("the client did not read in time"))
     }
 

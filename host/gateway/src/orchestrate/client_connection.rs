@@ -1,12 +1,18 @@
 //! State of the client's connection for its answer: whether the client reads, and whether it read too slowly.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering::Relaxed},
+use std::{
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    task::{Context, Poll, ready},
 };
 
 use parking_lot::Mutex;
-use tokio::time::Instant;
+use tokio::time::{Instant, Sleep, sleep_until};
+
+use super::unread_booking::UnreadBooking;
 
 /// A client's connection. The socket writes it, and the answers on it read it. Both run in the same task.
 /// Over HTTP/2 each stream has its own.
@@ -28,6 +34,8 @@ struct Times {
     first_byte: Option<Instant>,
     /// Deadline of the request that is being answered.
     deadline: Option<Instant>,
+    /// Booking of the stream that answers it.
+    booking: Option<UnreadBooking>,
 }
 
 impl ClientConnection {
@@ -57,6 +65,35 @@ impl ClientConnection {
     /// Returns the deadline of the request that is being answered.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.0.times.lock().deadline
+    }
+
+    /// Sets the booking of the stream that answers; `None`: the answer has ended.
+    pub(crate) fn set_booking(&self, booking: Option<UnreadBooking>) {
+        let before = std::mem::replace(&mut self.0.times.lock().booking, booking);
+        drop(before);
+    }
+
+    /// Waits until `end` for a client that has read nothing since `since`. The booking may expire meanwhile.
+    pub(crate) fn poll_unread(
+        &self,
+        cx: &mut Context<'_>,
+        timer: &mut Option<Pin<Box<Sleep>>>,
+        since: Instant,
+        end: Instant,
+    ) -> Poll<()> {
+        let booking = &mut self.0.times.lock().booking;
+        loop {
+            let until = booking.as_ref().map_or(end, |booking| booking.expires(since).min(end));
+            let timer = timer.get_or_insert_with(|| Box::pin(sleep_until(until)));
+            if timer.deadline() != until {
+                timer.as_mut().reset(until);
+            }
+            ready!(timer.as_mut().poll(cx));
+            match booking {
+                Some(booking) if until < end => booking.expire(),
+                _ => return Poll::Ready(()),
+            }
+        }
     }
 
     /// Records whether bytes wait for the client.

@@ -1,12 +1,9 @@
 //! One leg of a request: its worker, its booking, its call in flight and its failure.
 
-use std::sync::Arc;
-
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use http::Response;
-use parking_lot::Mutex;
-use pointsman_workers::{Booking, Candidate};
+use pointsman_workers::{Booking, BookingHandle, Candidate};
 use prefix_index::ProvisionalRecord;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -70,13 +67,10 @@ pub(crate) enum LegBooking {
     #[default]
     Released,
     Own(Booking),
-    /// The task of the leg's call releases the booking at its end; the request releases it when it gives the
-    /// leg up.
-    Shared(SharedBooking),
+    /// The task of the leg's call has the booking, and releases it at its end; the request releases it when it
+    /// gives the leg up.
+    OfTask(BookingHandle),
 }
-
-/// A booking that a task shares with its request.
-pub(super) type SharedBooking = Arc<Mutex<Option<Booking>>>;
 
 impl LegRun {
     /// Notes that the worker took the prompt.
@@ -110,32 +104,37 @@ impl LegRun {
 }
 
 impl LegBooking {
-    pub(super) fn is_some(&self) -> bool {
+    pub(super) fn is_booked(&self) -> bool {
         match self {
             Self::Released => false,
-            Self::Own(_) => true,
-            Self::Shared(shared) => shared.lock().is_some(),
+            Self::Own(booking) => booking.is_booked(),
+            Self::OfTask(booking) => booking.is_booked(),
         }
     }
 
-    /// Takes the booking, to be released.
-    pub(super) fn take(&mut self) -> Option<Booking> {
+    /// Releases the booking. Returns whether it was booked.
+    pub(super) fn release(&mut self) -> bool {
         match std::mem::take(self) {
-            Self::Released => None,
-            Self::Own(booking) => Some(booking),
-            Self::Shared(shared) => shared.lock().take(),
+            Self::Released => false,
+            Self::Own(booking) => booking.release(),
+            Self::OfTask(booking) => booking.release(),
         }
     }
 
-    /// Returns the booking, unless a task shares it.
+    /// Returns the booking, unless a task has it.
     pub(super) fn own(&mut self) -> Option<&mut Booking> {
         if let Self::Own(booking) = self { Some(booking) } else { None }
     }
 
-    /// Shares the booking with a task.
-    pub(super) fn share(&mut self) -> SharedBooking {
-        let shared = Arc::new(Mutex::new(self.take()));
-        *self = Self::Shared(shared.clone());
-        shared
+    /// Returns a handle that releases the booking, unless a task has it.
+    pub(super) fn handle(&mut self) -> Option<BookingHandle> {
+        if let Self::Own(booking) = self { Some(booking.handle()) } else { None }
+    }
+
+    /// Gives the booking to a task.
+    pub(super) fn give(&mut self) -> Option<Booking> {
+        let Self::Own(mut booking) = std::mem::take(self) else { return None };
+        *self = Self::OfTask(booking.handle());
+        Some(booking)
     }
 }

@@ -6,10 +6,11 @@ use std::sync::Arc;
 use bytes::Bytes;
 use futures_util::{FutureExt as _, future::BoxFuture};
 use http::Response;
+use pointsman_workers::Booking;
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::leg_run::{LegAnswer, PrefillDone, SharedBooking};
+use super::leg_run::{LegAnswer, PrefillDone};
 use crate::{
     budget::Share,
     connectors::{Connector, PrefillAnswer},
@@ -31,7 +32,7 @@ pub(super) struct PrefillCall {
     pub(super) state: Arc<State>,
     pub(super) connector: &'static dyn Connector,
     pub(super) is_chat: bool,
-    pub(super) booking: SharedBooking,
+    pub(super) booking: Option<Booking>,
 }
 
 impl PrefillCall {
@@ -47,7 +48,7 @@ impl PrefillCall {
 
     /// Waits for the call, and releases the booking.
     pub(super) async fn run(
-        self,
+        mut self,
         call: impl Future<Output = Result<Prefilled, CallError>>,
     ) -> Result<LegAnswer, CallError> {
         let sent = Instant::now();
@@ -85,8 +86,8 @@ impl PrefillCall {
     }
 
     /// Releases the booking. `took`: how long the prefill took, if it succeeded.
-    fn release(&self, took: Option<std::time::Duration>) {
-        let Some(mut booking) = self.booking.lock().take() else { return };
+    fn release(&mut self, took: Option<std::time::Duration>) {
+        let Some(mut booking) = self.booking.take().filter(Booking::is_booked) else { return };
         if let Some(took) = took {
             booking.first_token(took, true);
         }

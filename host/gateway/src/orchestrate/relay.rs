@@ -22,7 +22,7 @@ use crate::{
     openai::sse::{self, Splitter},
     openai::stream_headers::set_stream_headers,
     openai::token_ids::Lists,
-    orchestrate::Drive,
+    orchestrate::{Drive, client_connection::ClientConnection},
     upstream::{self, CallError},
 };
 
@@ -62,6 +62,8 @@ use resume::Resumption;
 /// A stream on its way.
 struct Relay {
     drive: Box<Drive>,
+    /// The connection that takes the stream.
+    client: Option<ClientConnection>,
     format: Format,
     /// Its bytes are passed on as they come; `None`: as events.
     bytes: Option<ByteStream>,
@@ -122,6 +124,7 @@ impl Relay {
             bytes: ByteStream::of(&drive, has_events),
             resumption: Resumption::of(&drive),
             drive,
+            client: None,
             incoming: Some(incoming),
             splitter: Splitter::default(),
             read_at: now,

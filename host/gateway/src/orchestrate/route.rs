@@ -239,7 +239,7 @@ impl Drive {
         // The routing record of decode names the prefill worker [C10]. If decode was chosen first, it stays
         // booked [D5].
         let other = leg.partner().map(|partner| &self.runs[partner]);
-        let other = other.filter(|run| leg == Leg::Decode || run.booking.is_some());
+        let other = other.filter(|run| leg == Leg::Decode || run.booking.is_booked());
         let other = other.and_then(|run| run.candidate.as_ref());
         let question = plan::question(&self.state, &self.request, &self.routing_request, &self.snapshot, leg);
         let only_consumes = self.legs.only_consumes();
@@ -291,7 +291,7 @@ impl Drive {
     /// and the worker works on it until then.
     pub(crate) fn stale_at(&self) -> Option<Instant> {
         let PerLeg { prefill, answering } = &self.runs;
-        let is_booked = answering.booking.is_some() || prefill.booking.is_some();
+        let is_booked = answering.booking.is_booked() || prefill.booking.is_booked();
         let is_called = answering.call.is_some() || prefill.call.is_some();
         let since = || self.account.last_life().max(self.booked_at);
         (is_booked && !is_called).then(|| since() + self.state.settings.booking_ttl)
@@ -306,8 +306,7 @@ impl Drive {
 
     /// Releases a leg's booking and wakes the queue.
     pub(super) fn free(&mut self, leg: Leg) {
-        if let Some(booking) = self.runs[leg].booking.take() {
-            drop(booking);
+        if self.runs[leg].booking.release() {
             self.state.queue.wake();
         }
     }

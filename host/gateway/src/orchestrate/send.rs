@@ -127,7 +127,7 @@ impl Drive {
             state: self.state.clone(),
             connector,
             is_chat: self.request.is_chat(),
-            booking: run.booking.share(),
+            booking: run.booking.give(),
         };
         let call = async move {
             let in_flight = InFlight::new(worker.clone(), None);

@@ -63,7 +63,7 @@ impl WholeEstimate {
 impl Drive {
     /// Returns when the booking of an answer that is not streamed has to be brought up to date.
     pub(super) fn estimate_due(&self) -> Option<Instant> {
-        self.estimate.as_ref().filter(|_| self.runs.answering.booking.is_some())?.due()
+        self.estimate.as_ref().filter(|_| self.runs.answering.booking.is_booked())?.due()
     }
 
     /// Brings the booking up to the estimated progress.

@@ -61,7 +61,7 @@ impl Booking {
     /// `computes_prompt`: whether this worker computes the prompt.
     #[must_use]
     pub fn estimate(&self, computes_prompt: bool, sequences: u32, max_tokens: Option<u32>) -> Estimate {
-        let speeds = &self.load.speeds;
+        let speeds = &self.load().speeds;
         let prefill =
             if computes_prompt { speeds.prefill(self.new_prompt_tokens) } else { speeds.transferred() };
         let max_tokens = max_tokens.unwrap_or(u32::MAX).saturating_mul(sequences);
@@ -92,10 +92,10 @@ impl Booking {
         let generation = estimate.generation(tokens);
         // A phase that took little of the time says little about the speed.
         if estimate.prefill >= generation / 4 {
-            self.load.speeds.observe_first_token(estimate.prefill.mul_f64(ratio), new_tokens);
+            self.load().speeds.observe_first_token(estimate.prefill.mul_f64(ratio), new_tokens);
         }
         if generation >= estimate.prefill / 4 {
-            self.load.speeds.observe_itl(estimate.itl.mul_f64(ratio));
+            self.load().speeds.observe_itl(estimate.itl.mul_f64(ratio));
         }
         (expected - took).abs() / took
     }

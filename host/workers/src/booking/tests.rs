@@ -38,6 +38,22 @@ fn f4_a_booking_is_added_at_selection_and_released_on_drop() {
 }
 
 #[test]
+fn f4_a_handle_releases_a_booking_once_and_nothing_is_booked_afterwards() {
+    let load = Arc::new(new_load());
+    let mut booking = Booking::new(load.clone(), &request(40, &[1, 2], true));
+    let handle = booking.handle();
+    assert!(booking.output_tokens(20) && booking.is_booked());
+    assert_eq!(state(&load), (1, 40, 4));
+    // F4.9
+    assert!(handle.release());
+    assert_eq!(state(&load), (0, 0, 0));
+    booking.first_token(Duration::from_millis(100), true);
+    assert!(!booking.output_tokens(400) && !booking.is_booked() && !handle.release());
+    drop(booking);
+    assert_eq!((state(&load), handle.release()), ((0, 0, 0), false));
+}
+
+#[test]
 fn f4_the_speed_of_prefills_is_learned_from_the_tokens_that_the_engine_reports() {
     let learned = |reported: &[(u32, Option<u32>)], computed: bool| {
         let load = Arc::new(new_load());
@@ -133,7 +149,7 @@ fn f4_fewer_output_tokens_than_counted_release_blocks() {
 proptest! {
     #[test]
     fn invariant_8_any_interleaving_ends_at_zero(
-        steps in proptest::collection::vec((0_u8..4, 0_usize..6, 1_u32..200), 1..80),
+        steps in proptest::collection::vec((0_u8..5, 0_usize..6, 1_u32..200), 1..80),
     ) {
         let load = Arc::new(new_load());
         let mut bookings: Vec<Booking> = Vec::new();
@@ -146,9 +162,13 @@ proptest! {
                 }
                 1 => if let Some(booking) = bookings.get_mut(place) { booking.prefill_done(); },
                 2 => if let Some(booking) = bookings.get_mut(place) { booking.output_tokens(amount); },
+                3 => if let Some(booking) = bookings.get_mut(place) {
+                    prop_assert_eq!(booking.is_booked(), booking.handle().release());
+                },
                 _ => if !bookings.is_empty() { drop(bookings.remove(place)); },
             }
-            prop_assert_eq!(load.active_requests() as usize, bookings.len());
+            let booked = bookings.iter().filter(|booking| booking.is_booked()).count();
+            prop_assert_eq!(load.active_requests() as usize, booked);
         }
         bookings.clear();
         prop_assert_eq!(state(&load), (0, 0, 0));

@@ -1,9 +1,9 @@
 //! Runs the streams of a connection, and ends one whose client does not read.
 
-use std::{pin::Pin, sync::Arc, task::Poll};
+use std::{sync::Arc, task::Poll};
 
 use hyper::rt::Executor;
-use tokio::time::{Duration, Instant, Sleep};
+use tokio::time::Duration;
 use tokio_util::task::TaskTracker;
 
 use super::streams::{Stream, Streams};
@@ -37,16 +37,11 @@ impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Spawn {
 /// Waits until the client has accepted nothing for `write`. The task that runs the stream polls it after the
 /// stream itself, so that it sees every change.
 async fn stuck(stream: &Stream, write: Duration) {
-    let mut timer: Option<(Instant, Pin<Box<Sleep>>)> = None;
+    let mut timer = None;
     std::future::poll_fn(|cx| {
         let Some(since) = stream.blocked_since() else { return Poll::Pending };
-        let until = stream.client().deadline().map_or(since + write, |deadline| deadline.min(since + write));
-        let (armed, sleep) = timer.get_or_insert_with(|| (until, Box::pin(tokio::time::sleep_until(until))));
-        if *armed != until {
-            sleep.as_mut().reset(until);
-            *armed = until;
-        }
-        sleep.as_mut().poll(cx)
+        let end = stream.client().deadline().map_or(since + write, |deadline| deadline.min(since + write));
+        stream.client().poll_unread(cx, &mut timer, since, end)
     })
     .await;
 }

@@ -83,6 +83,9 @@ impl Answer {
     /// Sets the connection that takes the answer.
     #[must_use]
     pub(crate) fn on(mut self, client: Option<ClientConnection>) -> Self {
+        if let Content::Relayed(Some(relay)) = &mut self.content {
+            relay.set_client(client.clone());
+        }
         self.client = client;
         self
     }
@@ -225,6 +228,7 @@ impl Continued {
 impl Drop for Answer {
     fn drop(&mut self) {
         let lost = self.lost();
+        self.client.iter().for_each(|client| client.set_booking(None));
         match &mut self.content {
             Content::Whole { drive, .. } => {
                 if let Some(mut drive) = drive.take() {

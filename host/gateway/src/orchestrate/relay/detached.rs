@@ -2,12 +2,13 @@
 
 use http::Response;
 use pointsman_orchestration::Event;
-use tokio::time::Instant;
 
 use super::Relay;
 use crate::{
     openai::error::ApiError,
-    orchestrate::{Drive, executor::Reached},
+    orchestrate::{
+        Drive, client_connection::ClientConnection, executor::Reached, unread_booking::UnreadBooking,
+    },
     upstream,
 };
 
@@ -48,20 +49,32 @@ impl Relay {
     }
 
     /// Continues in the background, when the client has got the end of its answer.
-    pub(super) fn go_on(self: Box<Self>) {
+    pub(super) fn go_on(mut self: Box<Self>) {
+        self.client = None;
         if !self.over {
             let tracker = self.drive.state.tracker.clone();
             tracker.spawn(self.drain());
         }
     }
 
-    /// Releases bookings that expired while the client does not read. Its connection ends at the deadline.
+    /// Sets the connection that takes the stream.
+    pub(super) fn set_client(&mut self, client: Option<ClientConnection>) {
+        self.client = client;
+        self.tell_booking();
+    }
+
+    /// Lets the client's connection release the booking of the leg that answers: while the client does not
+    /// read, this relay is not polled.
+    pub(super) fn tell_booking(&mut self) {
+        if let (Some(client), Some(booking)) = (&self.client, self.drive.runs.answering.booking.handle()) {
+            client.set_booking(Some(UnreadBooking::new(self.drive.state.clone(), booking)));
+        }
+    }
+
+    /// Notes that the client does not read. Its connection releases the booking, and ends at the deadline.
     pub(super) fn not_read(&mut self) {
         if let Some(incoming) = &mut self.incoming {
             incoming.rest();
-        }
-        if self.drive.stale_at().is_some_and(|stale| Instant::now() >= stale) {
-            self.drive.expire();
         }
     }
 }

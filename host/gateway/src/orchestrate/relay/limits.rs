@@ -29,7 +29,7 @@ impl Relay {
 
     fn next_moment(&self) -> Instant {
         let deadline = self.drive.deadline;
-        // While the engine is read, a stale booking stays, unless the client stops to read.
+        // While the engine is read, a stale booking stays.
         let stays = |stale: &Instant| self.incoming.is_some() && *stale <= Instant::now();
         let stale = self.drive.stale_at().filter(|stale| !stays(stale));
         let bounded = stale.map_or(deadline, |stale| stale.min(deadline));

@@ -207,6 +207,7 @@ impl Relay {
             // The prefill of the rest found the first one's prompt in a cache.
             self.drive.cached_tokens = Some(cached);
         }
+        self.tell_booking();
         self.set_timer();
     }
 
