@@ -45,17 +45,21 @@ pub(crate) fn merge<'a>(mut claims: Vec<Claim<'a>>, names: &[Arc<str>], max_work
     claims.sort_by_key(|claim| (claim.rank, Reverse(claim.owns), claim.source));
     let mut merged = Merged::default();
     let mut owners = Owners::default();
+    let mut discovered = 0;
     for claim in claims {
         let Claim { source, rank, found, .. } = claim;
         match owners.refusal(&claim, names) {
             Some(problem) => merged.refused.push((source, Refusal::new(&found.spec.url, &problem))),
-            None if rank == Rank::Discovered && merged.accepted.len() >= max_workers => {
+            None if rank == Rank::Discovered && discovered >= max_workers => {
                 let problem = format!(
-                    "the fleet has {max_workers} workers: raise discovery.max_workers to accept more"
+                    "the fleet has {max_workers} discovered workers: raise discovery.max_workers to accept more"
                 );
                 merged.refused.push((source, Refusal::new(&found.spec.url, &problem)));
             }
-            None => merged.accepted.push((source, found)),
+            None => {
+                discovered += usize::from(rank == Rank::Discovered);
+                merged.accepted.push((source, found));
+            }
         }
     }
     merged
@@ -221,6 +225,12 @@ mod tests {
         // P2.4: the number of workers
         assert_eq!((merged.accepted.len(), merged.refused.len()), (3, 1));
         assert!(merged.refused[0].1.problem.contains("discovery.max_workers"));
+        let (one, two) = (found("id=11,url=http://b:1"), found("id=12,url=http://b:2"));
+        let others = [(0, Rank::Configured, &one), (1, Rank::Operator, &two)];
+        let others = others.map(|(source, rank, found)| Claim { source, rank, owns: false, found });
+        let of_all: Vec<Claim<'_>> = others.into_iter().chain(claims(Rank::Discovered)).collect();
+        // P2.4: besides those of the configuration and of operators
+        assert_eq!(merge(of_all, &names(), 3).accepted.len(), 5);
         assert_eq!(merge(claims(Rank::Configured), &names(), 3).accepted.len(), 4);
     }
 }
