@@ -8,5 +8,6 @@ pub(crate) mod file;
 pub(crate) mod http;
 #[cfg(feature = "kubernetes")]
 pub(crate) mod kubernetes;
+mod llm_d_role;
 #[cfg(any(feature = "etcd", feature = "kubernetes"))]
 mod table;

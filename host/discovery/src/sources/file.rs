@@ -47,13 +47,15 @@ pub struct FileSourceConfig {
 #[derive(Debug)]
 pub struct FileSource {
     config: FileSourceConfig,
+    /// Last workers of the endpoints of llm-d's file.
+    known: llm_d::Known,
 }
 
 impl FileSource {
     /// Creates the source; nothing is read yet.
     #[must_use]
     pub fn new(config: FileSourceConfig) -> Self {
-        Self { config }
+        Self { config, known: llm_d::Known::new() }
     }
 
     async fn read(&self) -> Result<Vec<u8>, String> {
@@ -68,21 +70,21 @@ impl FileSource {
         Ok(bytes)
     }
 
-    fn parse(&self, bytes: &[u8]) -> Result<SourceSnapshot, String> {
+    fn parse(&mut self, bytes: &[u8]) -> Result<SourceSnapshot, String> {
         let FileSourceConfig { path, format, defaults, .. } = &self.config;
-        let workers = match format {
+        let (listed, refused) = match format {
             FileFormat::Workers => {
                 let WorkersFile { workers } = parse(path, bytes)?;
-                workers.into_iter().map(Found::staying).collect()
+                ((1..).zip(workers.into_iter().map(Found::staying)).collect(), Vec::new())
             }
-            FileFormat::LlmD => llm_d::workers(parse(path, bytes)?, defaults)?,
+            FileFormat::LlmD => llm_d::workers(&parse(path, bytes)?, defaults, &mut self.known),
         };
-        Ok(without_repeated(workers))
+        Ok(without_repeated(listed, refused))
     }
 }
 
 impl Source for FileSource {
-    async fn run(self, reporter: Reporter) {
+    async fn run(mut self, reporter: Reporter) {
         let shown = self.config.path.display().to_string();
         // The bytes in force, and those of the last reading.
         let (mut applied, mut before) = (None, None);
@@ -120,10 +122,10 @@ impl Source for FileSource {
 }
 
 /// Refuses workers that a file lists a second time, by their position in its list.
-fn without_repeated(found: Vec<Found>) -> SourceSnapshot {
-    let mut snapshot = SourceSnapshot { workers: Vec::new(), refused: Vec::new(), read: Read::Whole };
+fn without_repeated(listed: Vec<(usize, Found)>, refused: Vec<Refusal>) -> SourceSnapshot {
+    let mut snapshot = SourceSnapshot { workers: Vec::new(), refused, read: Read::Whole };
     let (mut ids, mut urls) = (HashMap::new(), HashMap::new());
-    for (place, found) in (1..).zip(found) {
+    for (place, found) in listed {
         let (url, id) = (found.spec.url.clone(), found.spec.id);
         let earlier = urls.get(&url).map(|at| (at, "URL")).or_else(|| ids.get(&id).map(|at| (at, "id")));
         if let Some((earlier, what)) = earlier {

@@ -8,16 +8,19 @@
 //!     labels: { llm-d.ai/role: prefill }
 //! ```
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use pointsman_workers::WorkerSpec;
 use serde::{Deserialize, Deserializer};
 
-use super::syntax::Listed;
-use crate::found::Found;
+use super::{
+    super::llm_d_role::{ENCODE, ROLE_LABEL, role_of},
+    syntax::Listed,
+};
+use crate::found::{Found, Refusal};
 
-/// Label that names the role.
-const ROLE_LABEL: &str = "llm-d.ai/role";
+/// Endpoints of the last reading by name, valid ones as they are, others as they were last.
+pub(super) type Known = HashMap<String, Found>;
 
 /// The file. Keys that only llm-d needs are ignored.
 #[derive(Deserialize)]
@@ -47,20 +50,31 @@ enum Port {
     Number(u16),
 }
 
-/// Returns the workers of a file. `defaults` has the engine, and the role of endpoints without a role label.
-///
-/// # Errors
-/// An endpoint that does not describe a worker.
+/// Returns the workers of a file by their position in its list, and the refused endpoints. `defaults` has the
+/// engine, and the role of endpoints without a role label. An endpoint that becomes invalid keeps its worker of
+/// `known`, except one that becomes an encoder.
 pub(super) fn workers(
-    file: EndpointsFile,
+    file: &EndpointsFile,
     defaults: &BTreeMap<String, String>,
-) -> Result<Vec<Found>, String> {
-    let one = |endpoint: &Endpoint| {
-        let spec =
-            worker(endpoint, defaults).map_err(|error| format!("endpoint `{}`: {error}", endpoint.name))?;
-        Ok(Found::staying(spec))
-    };
-    file.endpoints.0.iter().map(one).collect()
+    known: &mut Known,
+) -> (Vec<(usize, Found)>, Vec<Refusal>) {
+    let (mut listed, mut refused, mut now) = (Vec::new(), Vec::new(), Known::new());
+    for (place, endpoint) in (1..).zip(&file.endpoints.0) {
+        let found = match worker(endpoint, defaults) {
+            Ok(spec) => Some(Found::staying(spec)),
+            Err(problem) => {
+                refused.push(Refusal::new(&endpoint.name, &problem));
+                let is_encoder = endpoint.labels.get(ROLE_LABEL).is_some_and(|role| role == ENCODE);
+                known.get(&endpoint.name).filter(|_| !is_encoder).cloned()
+            }
+        };
+        if let Some(found) = found {
+            now.insert(endpoint.name.clone(), found.clone());
+            listed.push((place, found));
+        }
+    }
+    *known = now;
+    (listed, refused)
 }
 
 fn worker(endpoint: &Endpoint, defaults: &BTreeMap<String, String>) -> Result<WorkerSpec, String> {
@@ -78,16 +92,6 @@ fn worker(endpoint: &Endpoint, defaults: &BTreeMap<String, String>) -> Result<Wo
     let pairs = pairs.chain(labels.iter().map(|(key, value)| (key.as_str(), *value)));
     let pairs = pairs.chain(role.map(|role| ("role", role))).chain([("url", url.as_str())]);
     WorkerSpec::from_pairs(pairs).map_err(|error| error.to_string())
-}
-
-/// Returns our name of a role of llm-d.
-fn role_of(role: &str) -> Result<&'static str, String> {
-    match role {
-        "prefill" | "encode-prefill" => Ok("prefill"),
-        "decode" => Ok("decode"),
-        "prefill-decode" | "encode-prefill-decode" | "both" => Ok("aggregated"),
-        _ => Err(format!("label {ROLE_LABEL} `{role}`: expected prefill, decode or prefill-decode")),
-    }
 }
 
 #[cfg(test)]
@@ -109,10 +113,10 @@ endpoints:
     #[test]
     fn endpoints_become_workers_with_roles_of_labels_and_defaults() {
         let defaults = [("engine", "vllm"), ("role", "decode")].map(|(k, v)| (k.to_owned(), v.to_owned()));
-        let file = serde_yaml_ng::from_str(FILE).unwrap();
-        let workers = workers(file, &defaults.into()).unwrap();
+        let file: EndpointsFile = serde_yaml_ng::from_str(FILE).unwrap();
+        let (workers, refused) = workers(&file, &defaults.into(), &mut Known::new());
         let shown: Vec<_> =
-            workers.iter().map(|found| (&*found.spec.url, found.spec.role, found.spec.engine)).collect();
+            workers.iter().map(|(_, found)| (&*found.spec.url, found.spec.role, found.spec.engine)).collect();
         // P5.3
         assert_eq!(
             shown,
@@ -121,7 +125,7 @@ endpoints:
                 ("http://10.0.0.2:8001", Role::Decode, Engine::Vllm)
             ]
         );
-        assert_eq!(workers[0].spec.labels["zone"], "a");
+        assert_eq!((&*workers[0].1.spec.labels["zone"], refused), ("a", vec![]));
     }
 
     #[test]
@@ -137,19 +141,40 @@ endpoints:
                 "endpoints: [{{ name: x, address: h, port: 70, labels: {{ llm-d.ai/role: {role} }} }}]"
             );
             let defaults = BTreeMap::from([("engine".to_owned(), "vllm".to_owned())]);
-            let found = workers(serde_yaml_ng::from_str(&text).unwrap(), &defaults).unwrap();
+            let file = serde_yaml_ng::from_str(&text).unwrap();
+            let (found, _) = workers(&file, &defaults, &mut Known::new());
             // P5.3
-            assert_eq!(found[0].spec.role, ours, "{role}");
+            assert_eq!(found[0].1.spec.role, ours, "{role}");
         }
     }
 
     #[test]
-    fn a_problem_names_the_endpoint() {
-        let problem =
-            |text: &str| workers(serde_yaml_ng::from_str(text).unwrap(), &BTreeMap::new()).unwrap_err();
-        let bad_port = "endpoints: [{ name: x, address: h, port: \"70000\" }]";
-        assert_eq!(problem(bad_port), "endpoint `x`: port `70000`: expected 1 to 65535");
-        let no_engine = "endpoints: [{ name: y, address: h, port: \"70\" }]";
-        assert_eq!(problem(no_engine), "endpoint `y`: engine: is missing");
+    fn p5_an_endpoint_that_describes_no_worker_is_refused_alone() {
+        let defaults = BTreeMap::from([("engine".to_owned(), "vllm".to_owned())]);
+        let mut known = Known::new();
+        let mut read = |port: &str, role: &str| {
+            let text = format!(
+                "endpoints:\n- {{ name: x, address: h, port: \"{port}\", labels: {{ llm-d.ai/role: {role} }} }}\n\
+                 - {{ name: y, address: h, port: \"71\", labels: {{ llm-d.ai/role: decode }} }}"
+            );
+            let (found, refused) = workers(&serde_yaml_ng::from_str(&text).unwrap(), &defaults, &mut known);
+            let urls: Vec<_> =
+                found.iter().map(|(place, found)| format!("{place} {}", found.spec.url)).collect();
+            let refused: Vec<_> =
+                refused.into_iter().map(|one| format!("{}: {}", one.entry, one.problem)).collect();
+            (urls.join(", "), refused.join(", "))
+        };
+        let both = || "1 http://h:70, 2 http://h:71".to_owned();
+        let bad_port = "x: port `70000`: expected 1 to 65535".to_owned();
+        // P5.7: nothing is known of it, it is valid, it becomes invalid, it becomes an encoder
+        assert_eq!(read("70000", "prefill"), ("2 http://h:71".to_owned(), bad_port.clone()));
+        assert_eq!(read("70", "prefill"), (both(), String::new()));
+        assert_eq!(read("70000", "prefill"), (both(), bad_port.clone()));
+        assert_eq!(read("70000", "prefill"), (both(), bad_port));
+        let encoder =
+            "x: label llm-d.ai/role `encode`: an encoder serves neither prefill nor decode".to_owned();
+        assert_eq!(read("70", "encode"), ("2 http://h:71".to_owned(), encoder));
+        let unknown = "x: label llm-d.ai/role `cook`: expected prefill, decode or prefill-decode".to_owned();
+        assert_eq!(read("70", "cook"), ("2 http://h:71".to_owned(), unknown));
     }
 }
