@@ -68,6 +68,13 @@ impl Found {
         Self { spec, leaving: false, unready: false, identity: None, entry: None }
     }
 
+    /// Returns the uid of its pod.
+    #[cfg(any(feature = "etcd", feature = "kubernetes"))]
+    pub(crate) fn pod(&self) -> Option<&str> {
+        let (pod, _rank) = self.identity.as_deref()?.rsplit_once('/')?;
+        Some(pod)
+    }
+
     /// Returns the same worker, which ends.
     #[must_use]
     pub fn ending(self) -> Self {

@@ -22,7 +22,7 @@ use tokio::time::Instant;
 
 use super::{
     http::{self, Failure, Lines, Pauses, TlsFiles},
-    table::Table,
+    table::{Invalid, Table},
 };
 use crate::{
     fleet::Reporter,
@@ -341,7 +341,7 @@ fn range(prefix: &str) -> (String, String) {
 }
 
 /// Reads one key. A key that is not base64 does not occur.
-fn entry(pair: &KeyValue) -> Option<(String, Result<Vec<Found>, String>)> {
+fn entry(pair: &KeyValue) -> Option<(String, Result<Vec<Found>, Invalid>)> {
     let key = String::from_utf8_lossy(&BASE64.decode(&pair.key).ok()?).into_owned();
     let described = BASE64.decode(&pair.value).map_err(|error| error.to_string()).and_then(|value| {
         if value.len() > MAX_VALUE {
@@ -350,7 +350,7 @@ fn entry(pair: &KeyValue) -> Option<(String, Result<Vec<Found>, String>)> {
         let spec: WorkerSpec = serde_json::from_slice(&value).map_err(|error| error.to_string())?;
         Ok(vec![Found { entry: Some(key.as_str().into()), ..Found::staying(spec) }])
     });
-    Some((key, described))
+    Some((key, described.map_err(Invalid::from)))
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ use tokio::time::Instant;
 
 use super::{
     http::{self, Failure, Lines, Pauses, TlsFiles},
-    table::Table,
+    table::{Invalid, Table},
 };
 use crate::{
     fleet::Reporter,
@@ -232,12 +232,14 @@ impl KubernetesSource {
     }
 
     /// Reads one object: its name, and the workers that it describes.
-    fn entry(&self, object: &RawValue) -> Option<(String, Result<Vec<Found>, String>)> {
+    fn entry(&self, object: &RawValue) -> Option<(String, Result<Vec<Found>, Invalid>)> {
         match Object::parse(object.get(), self.config.resource) {
             Ok(object) => Some((object.meta().name.clone(), object.workers(&self.config))),
             Err(problem) => {
-                let name = objects::meta(object.get()).ok()?.name.clone();
-                Some((name, Err(format!("the object cannot be read: {problem}"))))
+                let meta = objects::meta(object.get()).ok()?;
+                let pods = (self.config.resource == Resource::Pods).then(|| meta.pods());
+                let problem = format!("the object cannot be read: {problem}");
+                Some((meta.name, Err(Invalid { problem, pods })))
             }
         }
     }

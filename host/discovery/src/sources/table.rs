@@ -15,6 +15,20 @@ pub(super) struct Table {
     dropped: usize,
 }
 
+/// Why an entry describes no workers.
+#[derive(Debug, Default)]
+pub(super) struct Invalid {
+    pub(super) problem: String,
+    /// Uids of the pods of the entry, and whether each ends; `None` if that is unknown.
+    pub(super) pods: Option<BTreeMap<String, bool>>,
+}
+
+impl From<String> for Invalid {
+    fn from(problem: String) -> Self {
+        Self { problem, pods: None }
+    }
+}
+
 #[derive(Debug, Default)]
 struct Entry {
     /// Workers of the last valid description.
@@ -24,8 +38,9 @@ struct Entry {
 }
 
 impl Table {
-    /// Sets an entry. An entry that becomes invalid keeps its last workers, because its key still exists.
-    pub(super) fn set(&mut self, key: &str, described: Result<Vec<Found>, String>) {
+    /// Sets an entry. An entry that becomes invalid keeps its last workers, because its key still exists,
+    /// except those whose pods end or are gone.
+    pub(super) fn set(&mut self, key: &str, described: Result<Vec<Found>, Invalid>) {
         if self.entries.len() >= MAX_KEYS && !self.entries.contains_key(key) {
             self.dropped += 1;
             return;
@@ -33,7 +48,10 @@ impl Table {
         let entry = self.entries.entry(key.to_owned()).or_default();
         match described {
             Ok(workers) => *entry = Entry { workers, problem: None },
-            Err(problem) => entry.problem = Some(problem),
+            Err(Invalid { problem, pods }) => {
+                entry.problem = Some(problem);
+                pods.iter().for_each(|pods| entry.follow(pods));
+            }
         }
     }
 
@@ -43,7 +61,7 @@ impl Table {
     }
 
     /// Replaces all entries by those of a whole reading.
-    pub(super) fn replace(&mut self, all: Vec<(String, Result<Vec<Found>, String>)>) {
+    pub(super) fn replace(&mut self, all: Vec<(String, Result<Vec<Found>, Invalid>)>) {
         let mut before = std::mem::take(&mut self.entries);
         self.dropped = 0;
         for (key, described) in all {
@@ -78,13 +96,26 @@ impl Table {
     }
 }
 
-/// Among several workers with one key, takes one that stays, preferring one that is ready, and then an IPv4
-/// address.
+impl Entry {
+    /// Keeps the workers of these pods; those of pods that end leave.
+    fn follow(&mut self, pods: &BTreeMap<String, bool>) {
+        self.workers.retain_mut(|found| {
+            let Some(pod) = found.pod() else { return true };
+            let ends = pods.get(pod).copied();
+            found.leaving = ends.unwrap_or(found.leaving);
+            found.unready &= !found.leaving;
+            ends.is_some()
+        });
+    }
+}
+
+/// Among several workers with one key, takes one that stays, preferring an IPv4 address, and then one that is
+/// ready: the addresses of a pod become ready one after the other.
 #[cfg(feature = "kubernetes")]
 fn one_per_key(workers: Vec<Found>, key: impl Fn(&Found) -> Option<std::sync::Arc<str>>) -> Vec<Found> {
     let order = |found: &Found| {
         let url = &found.spec.url;
-        (found.unready, found.leaving, url.contains("://["), url.clone())
+        (found.leaving, url.contains("://["), found.unready, url.clone())
     };
     let mut by_key: BTreeMap<std::sync::Arc<str>, Found> = BTreeMap::new();
     let mut others = Vec::new();
@@ -116,11 +147,9 @@ mod tests {
     fn an_entry_that_becomes_invalid_keeps_its_worker_and_is_listed() {
         let mut table = Table::default();
         table.set("a", Ok(vec![found("http://a:1", false)]));
-        table.set("a", Err("garbage".to_owned()));
-        table.replace(vec![
-            ("a".to_owned(), Err("garbage".to_owned())),
-            ("b".to_owned(), Err("x".to_owned())),
-        ]);
+        let invalid = |problem: &str| Err(Invalid::from(problem.to_owned()));
+        table.set("a", invalid("garbage"));
+        table.replace(vec![("a".to_owned(), invalid("garbage")), ("b".to_owned(), invalid("x"))]);
         let snapshot = table.snapshot(Read::Whole);
         // P2.5
         assert_eq!(snapshot.workers.len(), 1);
@@ -137,5 +166,29 @@ mod tests {
         table.set("b", Ok(vec![found("http://a:1", false)]));
         let workers = table.snapshot_once(Read::Whole).workers;
         assert!(workers.len() == 1 && !workers[0].leaving);
+    }
+
+    #[test]
+    fn p9_an_invalid_entry_follows_its_pods() {
+        let of =
+            |pod: &str| Found { identity: Some(format!("{pod}/0").into()), ..found("http://a:1", false) };
+        let mut table = Table::default();
+        let pods = |pods: &[(&str, bool)]| {
+            let pods = pods.iter().map(|(pod, ends)| ((*pod).to_owned(), *ends)).collect();
+            Err(Invalid { problem: "garbage".to_owned(), pods: Some(pods) })
+        };
+        let seen = |table: &Table| {
+            let workers = table.snapshot(Read::Changes).workers;
+            workers.iter().map(|found| (found.pod().unwrap().to_owned(), found.leaving)).collect::<Vec<_>>()
+        };
+        let told = |seen: &[(&str, bool)]| -> Vec<(String, bool)> {
+            seen.iter().map(|(pod, leaving)| ((*pod).to_owned(), *leaving)).collect()
+        };
+        table.set("a", Ok(vec![of("one"), of("two"), of("three")]));
+        table.set("a", pods(&[("one", false), ("two", true)]));
+        // P9.14
+        assert_eq!(seen(&table), told(&[("one", false), ("two", true)]));
+        table.set("a", pods(&[("new", false)]));
+        assert_eq!(seen(&table), told(&[]));
     }
 }

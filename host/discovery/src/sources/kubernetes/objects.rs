@@ -5,13 +5,15 @@ use std::{collections::BTreeMap, sync::Arc};
 use pointsman_workers::WorkerSpec;
 use serde::{Deserialize, Deserializer};
 
+use super::super::{
+    llm_d_role::{ROLE_LABEL, role_of},
+    table::Invalid,
+};
 use super::{KubernetesSourceConfig, PortOfWorker, Resource};
 use crate::found::Found;
 
 /// Prefix of the labels and annotations that are keys of a worker.
 const PREFIX: &str = "pointsman.dev/";
-/// The label of llm-d that names a role.
-const LLM_D_ROLE: &str = "llm-d.ai/role";
 /// Keys that may be given several times: their values are lists.
 const LISTS: [&str; 3] = ["model", "taint", "lora"];
 
@@ -190,12 +192,32 @@ impl Object {
     /// Returns the workers that the object describes.
     ///
     /// # Errors
-    /// The labels and annotations do not describe a worker.
-    pub(super) fn workers(&self, config: &KubernetesSourceConfig) -> Result<Vec<Found>, String> {
-        match self {
+    /// The labels and annotations do not describe a worker. What the object says of its pods still counts.
+    pub(super) fn workers(&self, config: &KubernetesSourceConfig) -> Result<Vec<Found>, Invalid> {
+        let described = match self {
             Self::Pod(pod) => pod.workers(config),
             Self::Slice(slice) => slice.workers(config),
+        };
+        described.map_err(|problem| Invalid { problem, pods: Some(self.pods()) })
+    }
+
+    /// Returns the uids of its pods, and whether each ends.
+    fn pods(&self) -> BTreeMap<String, bool> {
+        match self {
+            Self::Pod(pod) => pod.metadata.pods(),
+            Self::Slice(slice) => slice.pods(),
         }
+    }
+}
+
+impl Meta {
+    /// Returns the uid of this pod, and whether it ends.
+    pub(super) fn pods(&self) -> BTreeMap<String, bool> {
+        [(self.uid.clone(), self.is_ending())].into()
+    }
+
+    fn is_ending(&self) -> bool {
+        self.deletion_timestamp.is_some()
     }
 }
 
@@ -224,6 +246,12 @@ impl Readiness {
     }
 }
 
+impl Endpoint {
+    fn is_leaving(&self) -> bool {
+        self.conditions.terminating == Some(true)
+    }
+}
+
 impl Container {
     fn is_sidecar(&self) -> bool {
         self.restart_policy.as_deref() == Some("Always")
@@ -232,7 +260,7 @@ impl Container {
 
 impl Pod {
     fn workers(&self, config: &KubernetesSourceConfig) -> Result<Vec<Found>, String> {
-        let leaving = self.metadata.deletion_timestamp.is_some();
+        let leaving = self.metadata.is_ending();
         let ready = self.status.conditions.iter().any(|one| one.kind == "Ready" && one.status == "True");
         let has_ended = ["Failed", "Succeeded"].contains(&self.status.phase.as_str());
         if self.status.pod_ip.is_empty() || (has_ended && !ready && !leaving) {
@@ -257,14 +285,18 @@ impl Slice {
         };
         let mut all = Vec::new();
         for endpoint in &self.endpoints {
-            let Conditions { ready, terminating } = endpoint.conditions;
-            let readiness = Readiness::new(ready != Some(false), terminating == Some(true));
+            let readiness = Readiness::new(endpoint.conditions.ready != Some(false), endpoint.is_leaving());
             // All addresses of an endpoint are the same one; clients use the first.
             let Some(address) = endpoint.addresses.first() else { continue };
             let specs = workers(config, &self.metadata, address, named);
             all.extend(readiness.found(specs, &endpoint.target_ref.uid)?);
         }
         Ok(all)
+    }
+
+    fn pods(&self) -> BTreeMap<String, bool> {
+        let of = |endpoint: &Endpoint| (endpoint.target_ref.uid.clone(), endpoint.is_leaving());
+        self.endpoints.iter().map(of).collect()
     }
 }
 
@@ -276,20 +308,14 @@ fn workers(
     address: &str,
     port_of: impl Fn(&str) -> Option<u16>,
 ) -> Result<Vec<WorkerSpec>, String> {
-    let said = |map: &BTreeMap<String, String>| -> Vec<(String, String)> {
-        let own = map.iter().filter_map(|(key, value)| Some((key.strip_prefix(PREFIX)?, value)));
-        own.map(|(key, value)| (key.to_owned(), value.clone())).collect()
-    };
+    let said = meta.labels.iter().chain(&meta.annotations);
+    let said = said.filter_map(|(key, value)| Some((key.strip_prefix(PREFIX)?.to_owned(), value.clone())));
+    let said: BTreeMap<String, String> = said.collect();
     let mut keys: BTreeMap<String, String> = config.defaults.clone();
-    if let Some(role) = meta.labels.get(LLM_D_ROLE) {
-        let role = match role.as_str() {
-            "prefill-decode" | "both" => "aggregated",
-            other => other,
-        };
-        keys.insert("role".to_owned(), role.to_owned());
+    if let Some(role) = meta.labels.get(ROLE_LABEL).filter(|_| !said.contains_key("role")) {
+        keys.insert("role".to_owned(), role_of(role)?.to_owned());
     }
-    keys.extend(said(&meta.labels));
-    keys.extend(said(&meta.annotations));
+    keys.extend(said);
     let told = keys.remove("port");
     let told = told.map(|ports| PortOfWorker::parse_list(&ports).map_err(|e| format!("{PREFIX}port: {e}")));
     let told = told.transpose()?;

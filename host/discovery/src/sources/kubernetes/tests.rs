@@ -163,6 +163,65 @@ async fn p9_pods_that_are_not_ready_any_more_get_no_requests_unless_they_are_man
 }
 
 #[tokio::test]
+async fn p9_the_label_of_llm_d_means_in_pods_what_it_means_in_its_file() {
+    let api = ApiServer::start().await.unwrap();
+    let labelled = |name: &str, ip: &str, label: &str| {
+        let mut pod = pod(name, ip, true);
+        pod["metadata"]["labels"]["llm-d.ai/role"] = json!(label);
+        pod
+    };
+    let of_pointsman = |mut pod: Value, role: &str| {
+        pod["metadata"]["labels"]["pointsman.dev/role"] = json!(role);
+        pod
+    };
+    api.put("pods", labelled("a", "10.0.0.1", "encode-prefill"));
+    api.put("pods", labelled("b", "10.0.0.2", "encode-prefill-decode"));
+    api.put("pods", labelled("c", "10.0.0.3", "both"));
+    api.put("pods", labelled("d", "10.0.0.4", "encode"));
+    api.put("pods", of_pointsman(labelled("e", "10.0.0.5", "encode"), "prefill"));
+    let running = run(config(&api, Resource::Pods));
+    let hosts = ["10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.5"];
+    // P9.13
+    running.until_hosts("the encoder is refused", &hosts).await;
+    let roles = hosts.map(|host| running.worker(host).spec().role);
+    assert_eq!(roles, [Role::Prefill, Role::Aggregated, Role::Aggregated, Role::Prefill]);
+    let refused = running.status().refused;
+    assert!(refused[0].entry == "d" && refused[0].problem.contains("an encoder serves"), "{refused:?}");
+}
+
+#[tokio::test]
+async fn p9_a_pod_with_an_invalid_description_drains_when_it_ends_and_leaves_when_another_has_its_name() {
+    let api = ApiServer::start().await.unwrap();
+    let of = |name: &str, ip: &str, uid: &str| {
+        let mut pod = pod(name, ip, true);
+        pod["metadata"]["uid"] = json!(uid);
+        pod
+    };
+    let invalid = |mut pod: Value| {
+        pod["metadata"]["annotations"]["pointsman.dev/engine"] = json!("vlm");
+        pod
+    };
+    for (name, ip) in [("a", "10.0.0.1"), ("b", "10.0.0.2")] {
+        api.put("pods", of(name, ip, name));
+    }
+    let running = run(config(&api, Resource::Pods));
+    running.until_hosts("both join", &["10.0.0.1", "10.0.0.2"]).await;
+    let ends = running.worker("10.0.0.1");
+    for (name, ip) in [("a", "10.0.0.1"), ("b", "10.0.0.2")] {
+        api.put("pods", invalid(of(name, ip, name)));
+    }
+    running.until("both are refused", |running| running.status().refused_count == 2).await;
+    assert!(!ends.leaving() && running.hosts().len() == 2, "an invalid description alone changes nothing");
+    let mut ending = invalid(of("a", "10.0.0.1", "a"));
+    ending["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+    api.put("pods", ending);
+    // P9.14: it drains, and another pod has the name
+    running.until("it drains", |_| ends.leaving()).await;
+    api.put("pods", invalid(of("b", "10.0.0.2", "new")));
+    running.until_hosts("the pod before it is gone", &["10.0.0.1"]).await;
+}
+
+#[tokio::test]
 async fn p9_endpoints_of_slices_become_workers_by_their_conditions() {
     let api = ApiServer::start().await.unwrap();
     let slice = |conditions: Value| {
