@@ -264,6 +264,9 @@ pub struct Worker {
     pub spec: Spec,
     pub models: Vec<String>,
     pub draining: bool,
+    /// Handoffs of the worker that decode has not consumed.
+    #[serde(default)]
+    pub open_handoffs: u64,
     /// Its streams that continue on another worker, if they are asked to.
     #[serde(default)]
     pub moves: Option<Moves>,

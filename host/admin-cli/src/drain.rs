@@ -29,10 +29,11 @@ pub struct DrainArgs {
     #[command(flatten)]
     which: Which,
     /// Continue its running streams on other workers, a few at a time, and wait until no request of this
-    /// gateway runs on the worker. What cannot be continued ends there.
+    /// gateway runs on the worker, and no handoff of it is open. What cannot be continued ends there.
     #[arg(long = "move", group = "waits")]
     moves: bool,
-    /// Wait until no request of this gateway runs on the worker.
+    /// Wait until no request of this gateway runs on the worker, and decode workers have consumed all of its
+    /// handoffs.
     #[arg(long, group = "waits")]
     wait: bool,
     /// Longest wait; then the exit code is 1, and the worker stays draining.
@@ -110,7 +111,7 @@ impl DrainArgs {
         })
     }
 
-    /// Waits until the worker has no request.
+    /// Waits until the worker has no request and no open handoff.
     async fn finished(&self, gateway: &Gateway, id: u64) -> anyhow::Result<ExitCode> {
         let begun = Instant::now();
         let (mut told, mut told_at) = (None, begun);
@@ -125,28 +126,28 @@ impl DrainArgs {
                     format!("worker {id} is not draining any more: another operator ended the drain\n");
                 return conclude(&text, ExitCode::FAILURE);
             }
-            let (active, waited) = (worker.active(), begun.elapsed());
+            let (active, handoffs, waited) = (worker.active(), worker.open_handoffs, begun.elapsed());
             let (seconds, moves) = (waited.as_secs_f64(), worker.moves.as_ref());
-            if active == 0 && moves.is_none_or(|moves| moves.moving == 0) {
+            if active + handoffs == 0 && moves.is_none_or(|moves| moves.moving == 0) {
                 let text = format!("worker {id} has no request after {seconds:.1} s{}\n", summary(moves));
                 return conclude(&text, ExitCode::SUCCESS);
             }
             if waited >= self.timeout {
                 let text = format!(
                     "worker {id} still has {} after {seconds:.1} s; it stays draining{}{}\n",
-                    counted(active, "request"),
+                    work(active, handoffs),
                     summary(moves),
                     left(active, moves)
                 );
                 return conclude(&text, ExitCode::FAILURE);
             }
-            let progress = self.moves.then(|| (active, moves.cloned()));
+            let progress = self.moves.then(|| (active, handoffs, moves.cloned()));
             if progress != told && told_at.elapsed() >= PROGRESS_INTERVAL {
                 let moving = moves.map_or(0, |moves| moves.moving);
                 let are = if moving == 1 { "is" } else { "are" };
                 print(&format!(
                     "worker {id} has {}, {moving} {are} moving{}\n",
-                    counted(active, "request"),
+                    work(active, handoffs),
                     summary(moves)
                 ))?;
                 (told, told_at) = (progress, Instant::now());
@@ -208,8 +209,20 @@ fn summary(moves: Option<&Moves>) -> String {
     text
 }
 
+/// Says what the worker still has to do.
+fn work(active: u64, handoffs: u64) -> String {
+    let requests = counted(active, "request");
+    match handoffs {
+        0 => requests,
+        _ => format!("{requests} and {} that decode has not consumed", counted(handoffs, "handoff")),
+    }
+}
+
 /// Says why requests are left on the worker, and what to do.
 fn left(active: u64, moves: Option<&Moves>) -> String {
+    if active == 0 {
+        return String::new();
+    }
     let Some(Moves { moving, stayed, .. }) = moves else {
         return "; requests end where they run: `--move` continues streams on other workers".to_owned();
     };
@@ -263,7 +276,12 @@ mod tests {
             left(5, Some(&moves)),
             "; 1 waits for another worker, or is of a realtime session or of Envoy"
         );
-        assert_eq!(left(4, Some(&moves)), "");
+        assert_eq!([left(4, Some(&moves)), left(0, None)], ["", ""]);
+        // O1.4
+        assert_eq!(
+            [work(2, 0), work(0, 1)],
+            ["2 requests", "0 requests and 1 handoff that decode has not consumed"]
+        );
         assert_eq!(summary(Some(&Moves::default())), ": 0 streams moved");
         assert_eq!(summary(Some(&Moves { moved: 1, ..Moves::default() })), ": 1 stream moved");
         assert_eq!(

@@ -215,6 +215,12 @@ pub(crate) trait Connector: Send + Sync + fmt::Debug {
         false
     }
 
+    /// Returns whether the engine may keep blocks for decode after its prefill answer has ended. The answer
+    /// of a pair that aborts by id (SGLang) ends with the transfer.
+    fn keeps_blocks(&self) -> bool {
+        self.handoff() != Some(HandoffKind::Bootstrap) || !self.abortable()
+    }
+
     /// Returns whether the engine can continue the last message of a chat (`continue_final_message`).
     fn continues_messages(&self) -> bool {
         false

@@ -18,7 +18,7 @@ use bytes::Bytes;
 use http::Response;
 use pointsman_orchestration::{Action, Attempts, Event, Legs, PausableStream};
 use pointsman_routing::{CandidateId, ReservedPlace, RoutingRequest};
-use pointsman_workers::{Candidate, Leg, PerLeg, Snapshot, WorkerId};
+use pointsman_workers::{Candidate, Leg, OpenHandoff, PerLeg, Snapshot, WorkerId};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -109,6 +109,8 @@ pub(crate) struct Drive {
     rooms: Vec<u64>,
     engine_id: Option<String>,
     handoff: Option<String>,
+    /// Tells the prefill worker that its handoff is not consumed yet.
+    open_handoff: Option<OpenHandoff>,
     attempts: Attempts,
     second_opinion: SecondOpinion,
     /// The whole answer of a request that is not streamed.
@@ -205,6 +207,7 @@ impl Drive {
             rooms: Vec::new(),
             engine_id: None,
             handoff: None,
+            open_handoff: None,
             attempts: Attempts::default(),
             second_opinion: SecondOpinion::default(),
             whole: None,
@@ -277,6 +280,9 @@ impl Drive {
     /// Reports an event to the state machine and queues the actions that follow.
     pub(crate) fn report(&mut self, event: Event) {
         self.queue.extend(self.legs.on(event));
+        if !self.legs.has_open_handoff() {
+            self.open_handoff = None;
+        }
         if event == Event::Deadline && !self.legs.is_finished() {
             self.extend_deadline();
         }
@@ -367,7 +373,7 @@ impl Drive {
             over.cancel();
         }
         self.attempts.stop();
-        self.pausing = None;
+        (self.pausing, self.open_handoff) = (None, None);
         self.stop(Leg::Prefill);
         self.stop(Leg::Decode);
         self.release_place();

@@ -49,6 +49,6 @@ pub use resolver::{Peer, Resolver};
 pub use spec::{Bootstrap, KvTransport, SpecError, TransferRule, WorkerSpec, url_without_secrets};
 pub use tls::{EngineTls, TlsClient, is_tls_alert, server_name, tls_problem};
 pub use worker::{
-    Candidate, Doubt, Drainer, Health, Ineligible, MoveCounts, Pause, Refusal, Reservation, StreamMove,
-    Worker,
+    Candidate, Doubt, Drainer, Health, Ineligible, MoveCounts, OpenHandoff, Pause, Refusal, Reservation,
+    StreamMove, Worker,
 };

@@ -30,6 +30,7 @@ mod draining;
 mod eligibility;
 mod learned_limit;
 mod loading;
+mod open_handoffs;
 mod outcomes;
 mod progress;
 mod refusing;
@@ -47,6 +48,7 @@ pub use draining::{Drainer, MoveCounts, StreamMove};
 pub use eligibility::Ineligible;
 use learned_limit::LearnedLimit;
 use loading::Loading;
+pub use open_handoffs::OpenHandoff;
 pub use refusing::Doubt;
 use refusing::Refusing;
 pub use reservation::Reservation;
@@ -123,6 +125,7 @@ pub struct Worker {
     telling: Mutex<()>,
     /// Number of places that are reserved.
     reserved: Arc<AtomicU32>,
+    open_handoffs: AtomicU32,
 }
 
 /// A worker and one of its ranks: the unit that a decision chooses.
@@ -196,6 +199,7 @@ impl Worker {
             check_now: Notify::new(),
             telling: Mutex::new(()),
             reserved: Arc::default(),
+            open_handoffs: AtomicU32::new(0),
         }
     }
 

@@ -419,12 +419,15 @@ async fn r4_a_pair_is_booked_and_the_sidecar_is_told_who_prefills() {
     carried.next().await.unwrap();
     // R4.2
     cluster.until("prefill is released", |cluster| cluster.booked() == 1).await.unwrap();
+    // E6.14: decode may still have to pull its blocks
+    assert_eq!(prefiller.open_handoffs(), 1);
     // R2.6
     assert!(!prefiller.is_failing(), "it served");
     carried.answer_body(EVENTS.as_bytes(), true).unwrap();
     carried.close();
     while carried.next().await.unwrap().is_some() {}
     cluster.at_rest().await.unwrap();
+    assert_eq!(prefiller.open_handoffs(), 0);
     let slots = cluster.admin.get("/decisions?limit=10").await.unwrap().json().unwrap().to_string();
     // R4.2
     assert!(slots.contains("\"prefill\"") && slots.contains("\"decode\""), "{slots}");

@@ -127,11 +127,13 @@ impl Members {
             let Some(at) = member.leaves_at.filter(|_| member.unlisted) else { return true };
             let worker = registered.get(*id);
             let requests = worker.map_or(0, |worker| worker.own_requests());
-            if requests > 0 && now < at {
+            let handoffs = worker.map_or(0, |worker| worker.open_handoffs());
+            let is_idle = requests + handoffs == 0;
+            if !is_idle && now < at {
                 return true;
             }
-            if requests > 0 {
-                tracing::warn!(worker = %id, requests, "worker removed with requests in flight: its drain timed out");
+            if !is_idle {
+                tracing::warn!(worker = %id, requests, handoffs, "worker removed before it was idle: its drain timed out");
             }
             if let Some(moves) = worker.and_then(|worker| worker.move_counts()) {
                 let stayed: u32 = moves.stayed.values().sum();

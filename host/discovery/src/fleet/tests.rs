@@ -1,4 +1,4 @@
-use pointsman_workers::{BookingRequest, Health, Ineligible, Leg, Worker};
+use pointsman_workers::{BookingRequest, Health, Ineligible, Leg, OpenHandoff, Worker};
 
 use super::*;
 use crate::found::Read;
@@ -90,7 +90,12 @@ async fn p1_a_worker_that_is_listed_no_more_drains_and_is_gone_when_its_requests
     assert_eq!(fixture.ids(), [1, 2, 4]);
     assert_eq!(worker.ineligible(), Some(Ineligible::Draining));
     assert_eq!(fixture.fleet.status().leaving, 1);
+    // P1.1: as long as decode has to pull the blocks of its prompt
+    let handoff = OpenHandoff::new(worker.clone());
     drop(booking);
+    fixture.run(Duration::from_secs(1)).await;
+    assert_eq!(fixture.ids(), [1, 2, 4]);
+    drop(handoff);
     fixture.run(Duration::from_secs(1)).await;
     assert_eq!(fixture.ids(), [1, 2]);
 }

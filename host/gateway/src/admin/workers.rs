@@ -83,7 +83,7 @@ pub(super) fn describe(state: &State, age: bool, only: Option<WorkerId>) -> Valu
                 Health::Healthy => "healthy",
                 Health::Unhealthy => "unhealthy",
             },
-            "draining": worker.draining(), "leaving": worker.leaving(),
+            "draining": worker.draining(), "leaving": worker.leaving(), "open_handoffs": worker.open_handoffs(),
             "moves": worker.move_counts().filter(|_| age).map(moves), "ineligible": ineligible.map(Ineligible::as_str),
             "paused": worker.pause().is_some(),
             "paused_ms": worker.pause().filter(|_| age).map(|pause| pause.left.as_millis() as u64),

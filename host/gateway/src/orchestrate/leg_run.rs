@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use http::Response;
-use pointsman_workers::{Booking, BookingHandle, Candidate};
+use pointsman_workers::{Booking, BookingHandle, Candidate, OpenHandoff};
 use prefix_index::ProvisionalRecord;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -59,6 +59,8 @@ pub(super) struct PrefillDone {
     /// Number of cached prompt tokens in an answer that was not kept.
     pub(super) cached_tokens: Option<u32>,
     pub(super) held: Option<Share>,
+    /// The handoff that decode has to consume.
+    pub(super) open_handoff: Option<OpenHandoff>,
 }
 
 /// The load that a leg is booked for.

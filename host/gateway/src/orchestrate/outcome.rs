@@ -39,7 +39,7 @@ const NO_REQUEST_ID: &str = "the handoff parameters of the prefill answer lack `
 impl Drive {
     /// Records that the prefill leg succeeded. Returns the event that follows from its answer.
     pub(super) fn prefilled(&mut self, done: PrefillDone) -> Event {
-        let PrefillDone { answer, cached_tokens, held } = done;
+        let PrefillDone { answer, cached_tokens, held, open_handoff } = done;
         if let Some((_, PrefillAnswer::WasAll)) = &answer
             && self.needs_token_ids()
         {
@@ -48,6 +48,7 @@ impl Drive {
         self.estimate_begins();
         self.runs.prefill.refusals = Refusals::default();
         self.failed_prefill = None;
+        self.open_handoff = open_handoff;
         self.accepted(Leg::Prefill);
         self.took_request(Leg::Prefill);
         let Some(candidate) = &self.runs.prefill.candidate else { return Event::PrefillEnded };

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use futures_util::{FutureExt as _, future::BoxFuture};
 use http::Response;
-use pointsman_workers::Booking;
+use pointsman_workers::{Booking, OpenHandoff, Worker};
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -31,6 +31,7 @@ pub(super) enum Prefilled {
 pub(super) struct PrefillCall {
     pub(super) state: Arc<State>,
     pub(super) connector: &'static dyn Connector,
+    pub(super) worker: Arc<Worker>,
     pub(super) is_chat: bool,
     pub(super) booking: Option<Booking>,
 }
@@ -46,7 +47,8 @@ impl PrefillCall {
         ended.map(|joined| joined.unwrap_or_else(|error| Err(CallError::Broken(error.to_string())))).boxed()
     }
 
-    /// Waits for the call, and releases the booking.
+    /// Waits for the call, and releases the booking. A handoff is counted before that, so that the worker is
+    /// not idle in between (E6.14).
     pub(super) async fn run(
         mut self,
         call: impl Future<Output = Result<Prefilled, CallError>>,
@@ -72,17 +74,24 @@ impl PrefillCall {
                 self.state.metrics.handoff("missing_data");
                 Err(CallError::Protocol(format!("the prefill answer has no data: {problem}")))
             }
-            read => Ok(PrefillDone { answer: Some((answer, read)), cached_tokens: None, held: Some(held) }),
+            read => {
+                let is_handoff = matches!(read, PrefillAnswer::Handoff { .. });
+                let open_handoff = is_handoff.then(|| OpenHandoff::new(self.worker.clone()));
+                let answer = Some((answer, read));
+                Ok(PrefillDone { answer, cached_tokens: None, held: Some(held), open_handoff })
+            }
         }
     }
 
     /// Looks whether an answer without a handoff is all of the client's answer.
     fn drained(&self, whole: Option<Bytes>, held: Share) -> PrefillDone {
-        let Some(whole) = whole else { return PrefillDone::default() };
+        let open_handoff = self.connector.keeps_blocks().then(|| OpenHandoff::new(self.worker.clone()));
+        let Some(whole) = whole else { return PrefillDone { open_handoff, ..PrefillDone::default() } };
         let cached_tokens = seen::in_whole_answer(false, &whole).usage.and_then(|usage| usage.cached_tokens);
         let ended = self.connector.ended_in_prefill(&whole);
         let answer = ended.then(|| (Response::new(whole), PrefillAnswer::WasAll));
-        PrefillDone { answer, cached_tokens, held: Some(held) }
+        let open_handoff = open_handoff.filter(|_| !ended);
+        PrefillDone { answer, cached_tokens, held: Some(held), open_handoff }
     }
 
     /// Releases the booking. `took`: how long the prefill took, if it succeeded.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use pointsman_orchestration::{Action, Event};
-use pointsman_workers::{InFlight, Leg, WorkerSpec};
+use pointsman_workers::{InFlight, Leg, OpenHandoff, WorkerSpec};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -315,14 +315,17 @@ impl ProxiedRequest {
 }
 
 impl Drive {
-    /// Records that the prefill leg succeeded: the head of the answer shows it.
+    /// Records that the prefill leg succeeded: the head of the answer shows it. It does not show that decode
+    /// has pulled the blocks.
     fn prefill_passed(&mut self) -> Event {
         let run = &mut self.runs.prefill;
         if let (Some(booking), Some(sent)) = (run.booking.own(), run.sent) {
             booking.first_token(sent.elapsed(), true);
         }
+        let prefill = self.candidate(Leg::Prefill).map(|prefill| prefill.worker.clone());
+        let open_handoff = prefill.map(OpenHandoff::new);
         self.free(Leg::Prefill);
-        self.prefilled(PrefillDone::default())
+        self.prefilled(PrefillDone { open_handoff, ..PrefillDone::default() })
     }
 }
 

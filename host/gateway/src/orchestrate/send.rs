@@ -126,6 +126,7 @@ impl Drive {
         let task = PrefillCall {
             state: self.state.clone(),
             connector,
+            worker: worker.clone(),
             is_chat: self.request.is_chat(),
             booking: run.booking.give(),
         };
