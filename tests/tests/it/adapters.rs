@@ -128,3 +128,22 @@ async fn b3_a_request_for_an_adapter_counts_for_the_limit_of_its_model() {
     assert_eq!(statuses, [200, 200, 200, 429, 429]);
     cluster.at_rest().await.unwrap();
 }
+
+#[tokio::test]
+async fn b3_an_adapter_for_hints_is_no_model_and_the_refusal_says_what_to_do() {
+    let engine = engine().await;
+    let cluster = start("engine=vllm,lora=later", &engine, "").await;
+    let message = async |model: &str| {
+        let (status, body) = ask(&cluster, model).await;
+        (status, body["error"]["message"].as_str().unwrap_or_default().to_owned())
+    };
+    let advice = "`loras` of a worker has it, and its `models` must have it, too; ";
+    let served = "use one that is served: ";
+    // B3.12
+    let (status, text) = message("later").await;
+    assert_eq!(status, 404);
+    assert!(text.starts_with(&format!("the model `later` does not exist; {advice}{served}")), "{text}");
+    let (status, text) = message("unknown").await;
+    assert_eq!(status, 404);
+    assert!(text.starts_with(&format!("the model `unknown` does not exist; {served}")), "{text}");
+}

@@ -216,7 +216,13 @@ fn unknown_model(state: &State, model: &ModelName, snapshot: &Snapshot) -> ApiEr
     } else if state.settings.models.contains(model) {
         ", which the configuration names".to_owned()
     } else {
-        return ApiError::ModelNotFound(model.to_string(), use_another(&served));
+        let loras = snapshot.workers().iter().flat_map(|worker| &worker.spec().loras);
+        let advice = if loras.into_iter().any(|adapter| adapter == model.as_str()) {
+            "`loras` of a worker has it, and its `models` must have it, too; "
+        } else {
+            ""
+        };
+        return ApiError::ModelNotFound(model.to_string(), format!("{advice}{}", use_another(&served)));
     };
     let other = if served.is_empty() { String::new() } else { format!(", or {}", use_another(&served)) };
     ApiError::NoWorker(format!(

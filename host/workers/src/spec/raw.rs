@@ -107,7 +107,7 @@ pub(super) struct RawSpec {
     /// KV blocks of a rank; default: learned from the engine.
     #[schemars(extend("x-position" = 26, "x-example" = "28000"))]
     pub(super) total_blocks: Option<u32>,
-    /// LoRA adapters of the worker.
+    /// LoRA adapters of the worker, for hints that name one; `models` needs those that it loads on request.
     #[schemars(extend("x-position" = 27, "x-example" = "[]"))]
     #[serde(deserialize_with = "or_default")]
     pub(super) loras: Vec<String>,
