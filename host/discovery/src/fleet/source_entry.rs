@@ -106,9 +106,9 @@ impl SourceEntry {
         let SourceSnapshot { workers, refused, read } = snapshot;
         self.alive(now);
         self.refused_count = refused.len();
-        self.refused = refused;
-        self.refused.truncate(MAX_REFUSALS);
+        let refused_before = std::mem::replace(&mut self.refused, refused);
         let mut listed = self.within_bounds(self.once_ready(workers), rules.max_workers);
+        self.log_new(&self.refused, &refused_before);
         let ids: HashSet<WorkerId> = listed.iter().map(|found| found.spec.id).collect();
         // A worker that was said to leave may be missing.
         let staying = || self.workers.iter().filter(|found| found.unready || !found.leaving);
@@ -234,12 +234,16 @@ impl SourceEntry {
 
     /// Stores which workers another source owns, and logs the new ones.
     pub(super) fn set_conflicts(&mut self, conflicts: Vec<Refusal>) {
-        for refusal in conflicts.iter().filter(|refusal| !self.conflicts.contains(refusal)).take(MAX_REFUSALS)
-        {
+        self.log_new(&conflicts, &self.conflicts);
+        self.conflicts = conflicts;
+    }
+
+    /// Logs the refusals that were not there before, up to a limit.
+    fn log_new(&self, refused: &[Refusal], before: &[Refusal]) {
+        for refusal in refused.iter().filter(|refusal| !before.contains(refusal)).take(MAX_REFUSALS) {
             let Refusal { entry, problem } = refusal;
             tracing::warn!(source = &*self.name, entry, problem, "discovered worker is refused");
         }
-        self.conflicts = conflicts;
     }
 
     /// Asks the source to read everything again when that is due. Returns when it is due next.
