@@ -435,3 +435,75 @@ async fn e6_a_client_that_leaves_while_decode_is_full_holds_no_place() {
     nothing_is_left(&cluster).await;
     assert_eq!((worker.reserved(), ask(&cluster, &[], "b").await.status.as_u16()), (0, 200));
 }
+
+/// Requests and open handoffs of the prefill worker.
+fn work_of_prefill(cluster: &TestCluster) -> (u32, u32) {
+    let snapshot = cluster.gateway.state().registry.snapshot();
+    let worker = snapshot.get(WorkerId(1)).unwrap();
+    (worker.own_requests(), worker.open_handoffs())
+}
+
+#[tokio::test]
+async fn e6_a_prefill_worker_is_not_idle_while_decode_has_to_pull_its_blocks() {
+    for dialect in [Dialect::Vllm, Dialect::Sglang] {
+        // Decode takes 4 s to pull, and 10 s to answer.
+        let pulls = |config| SimConfig { transfer_per_token: 20 * MS, ..config };
+        let cluster = TestClusterBuilder::new()
+            .sim_with(pulls(slow(dialect, 300 * MS)), "")
+            .sim_with(pulls(decode(dialect, 100 * MS)), "")
+            .start()
+            .await
+            .unwrap();
+        for leaves in [false, true] {
+            let (client, tasks) = (cluster.client.clone(), tokio_util::task::TaskTracker::new());
+            let body = body(if leaves { "b" } else { "a" }, &json!({ "max_tokens": 100, "stream": true }));
+            let request = tasks.spawn(async move {
+                let stream = client.stream(COMPLETIONS, &[], body).await.unwrap();
+                stream.all().await
+            });
+            cluster.until("prefill runs", |cluster| work_of_prefill(cluster).0 == 1).await.unwrap();
+            let is_pulling = |cluster: &TestCluster| cluster.sims[0].state().pinned_blocks > 0;
+            cluster.until("decode pulls", is_pulling).await.unwrap();
+            if dialect == Dialect::Vllm {
+                cluster.until("prefill ended", |cluster| work_of_prefill(cluster) == (0, 1)).await.unwrap();
+                let shown = cluster.admin.get("/workers/1").await.unwrap().json().unwrap();
+                // E6.14: what a drain waits for
+                assert_eq!(shown["worker"]["open_handoffs"], 1);
+            }
+            if leaves {
+                request.abort();
+            }
+            let is_idle = |cluster: &TestCluster| work_of_prefill(cluster) == (0, 0);
+            cluster.until("the prefill worker is idle", is_idle).await.unwrap();
+            // E6.14: a client that leaves changes nothing, except that SGLang aborts both legs
+            if dialect == Dialect::Vllm || !leaves {
+                assert_eq!(cluster.sims[0].state().pinned_blocks, 0, "{dialect:?} {leaves}");
+            }
+            if !leaves {
+                // E6.14: the answer goes on
+                assert_eq!(cluster.booked(), 1, "{dialect:?}");
+                request.abort();
+            }
+            nothing_is_left(&cluster).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn e6_an_open_handoff_ends_with_the_request_that_lost_it() {
+    let mut cluster = TestClusterBuilder::new()
+        .config(|config| config.routing.retries = 0)
+        .sim_with(slow(Dialect::Vllm, Duration::ZERO), "")
+        .sim_with(SimConfig { transfer_per_token: 1_000 * MS, ..decode(Dialect::Vllm, Duration::ZERO) }, "")
+        .start()
+        .await
+        .unwrap();
+    let (client, tasks) = (cluster.client.clone(), tokio_util::task::TaskTracker::new());
+    let request =
+        tasks.spawn(async move { client.post(COMPLETIONS, &[], body("a", &json!({}))).await.unwrap() });
+    cluster.until("decode pulls", |cluster| work_of_prefill(cluster) == (0, 1)).await.unwrap();
+    cluster.sims.remove(1).kill().await;
+    assert!(!request.await.unwrap().status.is_success());
+    // E6.14
+    cluster.until("it is given up", |cluster| work_of_prefill(cluster) == (0, 0)).await.unwrap();
+}
