@@ -6,7 +6,7 @@
 use std::{io, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
-use pointsman_gateway::config::Config;
+use pointsman_gateway::config::{Config, DiscoveryFile, DiscoveryFileFormat};
 use pointsman_sim::{Dialect, Fault, FaultKind, Role, SimConfig};
 use pointsman_tests::{
     Act, RawEngine, RawRequest, TestClusterBuilder, own_process,
@@ -73,6 +73,47 @@ async fn m3_the_log_says_why_spans_were_not_exported() {
     assert!(line.contains("reason=\"connect\"") && line.contains("Connection refused"), "{line}");
     // M3.5
     assert!(!line.contains("SECRET"), "{line}");
+}
+
+#[tokio::test]
+async fn p10_the_log_names_each_entry_that_a_source_refuses_once() {
+    if !own_process(concat!(module_path!(), "::p10_the_log_names_each_entry_that_a_source_refuses_once")) {
+        return;
+    }
+    let (log, dir) = (log(), tempfile::tempdir().unwrap());
+    let path = dir.path().join("endpoints.json");
+    let write = |names: &[&str]| {
+        let endpoint = |name: &&str| {
+            let labels = serde_json::json!({ "llm-d.ai/role": "encode" });
+            serde_json::json!({ "name": name, "address": "127.0.0.1", "port": "1", "labels": labels })
+        };
+        let endpoints: Vec<_> = names.iter().map(endpoint).collect();
+        std::fs::write(&path, serde_json::json!({ "endpoints": endpoints }).to_string()).unwrap();
+    };
+    write(&["one"]);
+    let file = DiscoveryFile {
+        name: "a".to_owned(),
+        path: path.clone(),
+        format: DiscoveryFileFormat::LlmD,
+        interval: Duration::from_millis(10),
+        defaults: [("engine".to_owned(), "vllm".to_owned())].into(),
+        ..DiscoveryFile::default()
+    };
+    let builder = TestClusterBuilder::new().config(|config| config.discovery.files = vec![file]);
+    let cluster = builder.start().await.unwrap();
+    let refused = |_: &_| {
+        let text = String::from_utf8_lossy(&log.0.lock()).into_owned();
+        let lines = text.lines().filter(|line| line.contains("discovered worker is refused"));
+        lines.map(str::to_owned).collect::<Vec<_>>()
+    };
+    cluster.until("the first one is named", |cluster| refused(cluster).len() == 1).await.unwrap();
+    write(&["one", "two"]);
+    cluster.until("so is the second one", |cluster| refused(cluster).len() == 2).await.unwrap();
+    for (line, entry) in refused(&cluster).iter().zip(["one", "two"]) {
+        let says = [format!("entry=\"{entry}\""), "source=\"file:a\"".to_owned(), "`encode`".to_owned()];
+        // P10.3
+        assert!(says.iter().all(|text| line.contains(text.as_str())), "{line}");
+    }
 }
 
 /// Messages that the publisher sends, each with a gap before it.

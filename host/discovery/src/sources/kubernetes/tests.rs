@@ -142,7 +142,7 @@ async fn p9_pods_that_are_not_ready_any_more_get_no_requests_unless_they_are_man
     running.until_hosts("they join", &ips).await;
     let leaving = |running: &Running| ips.iter().filter(|ip| running.worker(ip).leaving()).count();
     put(ips[0], false);
-    // P9.22, P4.7
+    // P9.15, P4.7
     running.until("one gets no requests", |running| running.worker(ips[0]).leaving()).await;
     assert_eq!((leaving(&running), running.status().unready, running.hosts().len()), (1, 1, 4));
     ips.iter().for_each(|ip| put(ip, false));
@@ -152,13 +152,13 @@ async fn p9_pods_that_are_not_ready_any_more_get_no_requests_unless_they_are_man
     api.put("pods", pod("starting", "10.0.0.5", false));
     put(ips[3], true);
     running.until("one is ready", |running| running.status().unready == 3).await;
-    // P9.22: never ready
+    // P9.15: never ready
     assert_eq!(running.hosts(), ips);
     let [mut ended, mut replaced] = [ips[0], ips[1]].map(|ip| pod(ip, ip, false));
     ended["status"]["phase"] = json!("Failed");
     replaced["metadata"]["uid"] = json!("another pod at the address");
     [ended, replaced].into_iter().for_each(|pod| api.put("pods", pod));
-    // P9.22
+    // P9.15
     running.until_hosts("both are gone", &ips[2..]).await;
 }
 
@@ -243,7 +243,7 @@ async fn p9_endpoints_of_slices_become_workers_by_their_conditions() {
     let worker = running.worker("[fd00::2]");
     assert_eq!(worker.spec().role, Role::Prefill);
     api.put("endpointslices", slice(json!({ "ready": false, "serving": false })));
-    // P9.22: slices
+    // P9.15: slices
     running.until("it gets no requests", leaves).await;
     api.put("endpointslices", slice(json!({ "ready": true })));
     running.until("it is back", |running| !leaves(running)).await;
