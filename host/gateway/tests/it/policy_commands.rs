@@ -516,7 +516,7 @@ fn run_replays_decisions_and_its_exit_code_reports_differences() {
     write(&[line("1a", 1), line("2b", 1)[..60].to_owned()]);
     let ran = pointsman(dir.path(), ["run", "policy.wasm", "--receipts", "r.jsonl"]);
     let cut =
-        "r.jsonl: line 2: EOF while parsing a value at column 60; the line is cut off: record the decisions";
+        "r.jsonl: line 2: EOF while parsing a string at column 60; the line is cut off: record the decisions";
     // O7.4
     assert!(ran.code == Some(2) && ran.err.contains(cut), "{}", ran.err);
     fs::write(dir.path().join("r.jsonl"), b"\x1f\x8b\x08\0").expect("written");
