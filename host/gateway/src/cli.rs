@@ -12,6 +12,7 @@ use tokio::{
     runtime::Handle,
     signal::unix::{Signal, SignalKind, signal},
 };
+use tokio_util::task::TaskTracker;
 
 use crate::{
     config::{
@@ -225,10 +226,10 @@ impl EndSignals {
 }
 
 /// Ignores SIGUSR1 and SIGUSR2, by which log rotation tells other servers to open their files again.
-fn ignore_user_signals() -> std::io::Result<()> {
+fn ignore_user_signals(tasks: &TaskTracker) -> std::io::Result<()> {
     for (name, kind) in [("SIGUSR1", SignalKind::user_defined1()), ("SIGUSR2", SignalKind::user_defined2())] {
         let mut user = signal(kind)?;
-        tokio::spawn(async move {
+        tasks.spawn(async move {
             while user.recv().await.is_some() {
                 tracing::warn!(signal = name, "signal ignored: logs go to stderr; nothing to reopen");
             }
@@ -256,7 +257,7 @@ fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
     let outcome = runtime.block_on(async {
         // A signal that comes before it is caught ends the process.
         let (mut end, mut hang_up) = (EndSignals::catch()?, signal(SignalKind::hangup())?);
-        ignore_user_signals()?;
+        ignore_user_signals(&TaskTracker::new())?;
         let running = tokio::select! {
             started = tokio::task::spawn_blocking(|| start(args)) => started??,
             () = end.recv() => {
