@@ -462,23 +462,26 @@ fn the_memory_limit_of_the_command_line_applies() {
     assert!(ran.out.contains("admitted  no"), "{}", ran.out);
 }
 
+/// A decision of a native router, as a receipt has it.
+fn recorded_decision(id: &str, chosen: u32) -> String {
+    format!(
+        concat!(
+            r#"{{"id":"{id}","leg":"decode","attempt":0,"decider":{{"by":"native"}},"#,
+            r#""call":{{"seed":1,"now_us":2,"temperature":0}},"candidates":[[11,0],[12,1]],"#,
+            r#""stages":[{{"rows":2,"kept":null,"request":{{}},"workers":{{"active-requests":[5,2],"#,
+            r#""active-prefill-tokens":[0,0],"engine-queue":[0,0]}}}}],"left":null,"#,
+            r#""choice":{{"row":{chosen},"cost":1.5}},"inputs_dropped":false}}"#
+        ),
+        id = id,
+        chosen = chosen,
+    )
+}
+
 #[test]
 fn run_replays_decisions_and_its_exit_code_reports_differences() {
     let dir = folder();
     embedded(dir.path(), "least-loaded");
-    let line = |id: &str, chosen: u32| {
-        format!(
-            concat!(
-                r#"{{"id":"{id}","leg":"decode","attempt":0,"decider":{{"by":"native"}},"#,
-                r#""call":{{"seed":1,"now_us":2,"temperature":0}},"candidates":[[11,0],[12,1]],"#,
-                r#""stages":[{{"rows":2,"kept":null,"request":{{}},"workers":{{"active-requests":[5,2],"#,
-                r#""active-prefill-tokens":[0,0],"engine-queue":[0,0]}}}}],"left":null,"#,
-                r#""choice":{{"row":{chosen},"cost":1.5}},"inputs_dropped":false}}"#
-            ),
-            id = id,
-            chosen = chosen,
-        )
-    };
+    let line = recorded_decision;
     let write = |lines: &[String]| fs::write(dir.path().join("r.jsonl"), lines.join("\n")).expect("written");
     write(&[line("1a", 1)]);
     let ran = pointsman(dir.path(), ["run", "policy.wasm", "--receipts", "r.jsonl"]);
@@ -510,6 +513,14 @@ fn run_replays_decisions_and_its_exit_code_reports_differences() {
     let ran = pointsman(dir.path(), ["run", "policy.wasm", "--receipts", "r.jsonl"]);
     assert_eq!(ran.code, Some(2));
     assert!(ran.err.contains("\"least-loaded\" asks for: `engine-queue` (in 1 decision)"), "{}", ran.err);
+}
+
+#[test]
+fn run_refuses_what_is_no_recording() {
+    let dir = folder();
+    embedded(dir.path(), "least-loaded");
+    let line = recorded_decision;
+    let write = |lines: &[String]| fs::write(dir.path().join("r.jsonl"), lines.join("\n")).expect("written");
     write(&["no decision".to_owned()]);
     let ran = pointsman(dir.path(), ["run", "policy.wasm", "--receipts", "r.jsonl"]);
     assert!(ran.code == Some(2) && ran.err.contains("r.jsonl: line 1: "), "{}", ran.err);
