@@ -106,8 +106,8 @@ pub fn digest<'a>(files: impl Iterator<Item = &'a Vec<u8>>) -> [u8; 32] {
     hash.finalize().into()
 }
 
-/// Returns a certificate with its key, each from a path with its content, and when the certificate expires, in
-/// seconds since 1970. `note` receives each problem with its key, `cert_file` or `key_file`.
+/// Returns a certificate with its key, each from a path with its content, and when the certificate expires,
+/// in seconds since 1970. `note` receives each problem with its key, `cert_file` or `key_file`.
 pub fn certified_key(
     (cert_file, certificate): (&Path, &[u8]),
     (key_file, key): (&Path, &[u8]),

@@ -114,7 +114,8 @@ impl Readiness {
 }
 
 /// Returns why requests are refused: for the whole gateway, for models, and for workers; and why the
-/// configuration file or a certificate is not in force, the decision log is not written or KV events do not arrive.
+/// configuration file or a certificate is not in force, the decision log is not written or KV events do not
+/// arrive.
 fn reasons(readiness: &Readiness, state: &State, snapshot: &Snapshot) -> Vec<String> {
     let mut reasons = Vec::new();
     if readiness.draining {

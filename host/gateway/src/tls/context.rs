@@ -59,7 +59,8 @@ impl TlsContext {
         self.engines.in_use()
     }
 
-    /// Reads and checks all files. Nothing changes. `expired` is for certificates that are not in force already.
+    /// Reads and checks all files. Nothing changes. `expired` is for certificates that are not in force
+    /// already.
     ///
     /// # Errors
     /// All problems.
