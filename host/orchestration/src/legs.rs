@@ -127,12 +127,6 @@ impl Legs {
         self.committed && !self.dispatched && !self.consumed && !self.ends_with_its_pair()
     }
 
-    /// Returns whether a handoff exists that decode has not consumed.
-    #[must_use]
-    pub fn has_open_handoff(&self) -> bool {
-        self.committed && !self.consumed && !self.finished
-    }
-
     /// Returns whether a place for decode is being reserved.
     #[must_use]
     pub fn reserves(&self) -> bool {

@@ -3,6 +3,8 @@
 //! The built-in policy has two components: a filter for `keep`, and a selector for `cost` and `shed`. What an
 //! operator writes in one place becomes the settings of both.
 
+use std::path::{Path, PathBuf};
+
 use pointsman_formula::{Asked, Formula, Names, Role, Vocabulary, position, texts, try_out};
 use pointsman_routing::facts::{FactType, RequestFact, WorkerFact};
 use pointsman_workers::name_hash;
@@ -14,6 +16,11 @@ use toml::Spanned;
 pub const FORMULA_SUFFIX: &str = ".formula.toml";
 /// Largest formula file, bytes.
 pub const MAX_FORMULA_FILE_BYTES: usize = 64 * 1024;
+
+/// Returns the formula file that may be in the place of a lane's `file`.
+pub(crate) fn formula_file(file: &Path) -> PathBuf {
+    file.with_extension(FORMULA_SUFFIX.trim_start_matches('.'))
+}
 
 /// The components of the built-in policy `formula`.
 #[derive(Clone, Copy, Debug)]

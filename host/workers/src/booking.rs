@@ -301,8 +301,8 @@ impl Booking {
         self.prefill_done();
     }
 
-    /// Sets the number of output tokens so far (`osl`). Returns true if that began a new block, which is booked.
-    /// A smaller number than before, as an engine corrects what was counted, releases blocks.
+    /// Sets the number of output tokens so far (`osl`). Returns true if that began a new block, which is
+    /// booked. A smaller number than before, as an engine corrects what was counted, releases blocks.
     ///
     /// A new block counts `max(0, 1 - osl / expected)`: near its expected end, a request will soon release
     /// its blocks. An expectation of 0 counts as 1.

@@ -69,8 +69,8 @@ pub(crate) enum LegBooking {
     #[default]
     Released,
     Own(Booking),
-    /// The task of the leg's call has the booking, and releases it at its end; the request releases it when it
-    /// gives the leg up.
+    /// The task of the leg's call has the booking, and releases it at its end; the request releases it when
+    /// it gives the leg up.
     OfTask(BookingHandle),
 }
 

@@ -12,6 +12,12 @@ const MAX_MOVES: u32 = 2;
 const MAX_PAUSES: u32 = 2;
 
 impl Legs {
+    /// Returns whether a handoff exists that decode has not consumed: its prefill worker must not leave yet.
+    #[must_use]
+    pub fn has_open_handoff(&self) -> bool {
+        self.committed && !self.consumed && !self.finished
+    }
+
     /// Returns whether the client waits for the rest of an answer, no token of which arrived.
     #[must_use]
     pub fn awaits_rest(&self) -> bool {

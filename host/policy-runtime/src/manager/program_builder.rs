@@ -19,7 +19,7 @@ use super::{
 use crate::{
     access::Access,
     engine::PolicyEngine,
-    formula::{FORMULA_SUFFIX, FormulaComponents, FormulaSettings, MAX_FORMULA_FILE_BYTES},
+    formula::{FormulaComponents, FormulaSettings, MAX_FORMULA_FILE_BYTES, formula_file},
     loaded::digest,
     refusal::Refusal,
     spec::{LaneSpec, Part, Rank, ScorerPart},
@@ -318,11 +318,6 @@ impl ProgramBuilder {
             Err(NotLoaded::Pending) => Err(BuildError::Pending),
         }
     }
-}
-
-/// Returns the formula file that may be in the place of a lane's `file`.
-pub(super) fn formula_file(file: &Path) -> PathBuf {
-    file.with_extension(FORMULA_SUFFIX.trim_start_matches('.'))
 }
 
 /// Returns all values, or all refusals.

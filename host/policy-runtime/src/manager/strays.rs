@@ -4,8 +4,10 @@ use std::path::{Path, PathBuf};
 
 use pointsman_routing::{Lane, SlotKind, World};
 
-use super::program_builder::formula_file;
-use crate::{formula::FORMULA_SUFFIX, refusal::Refusal};
+use crate::{
+    formula::{FORMULA_SUFFIX, formula_file},
+    refusal::Refusal,
+};
 
 /// Names of slots' files in a message, at most.
 const MAX_EXPECTED: usize = 24;

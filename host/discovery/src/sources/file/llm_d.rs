@@ -51,8 +51,8 @@ enum Port {
 }
 
 /// Returns the workers of a file by their position in its list, and the refused endpoints. `defaults` has the
-/// engine, and the role of endpoints without a role label. An endpoint that becomes invalid keeps its worker of
-/// `known`, except one that becomes an encoder.
+/// engine, and the role of endpoints without a role label. An endpoint that becomes invalid keeps its worker
+/// of `known`, except one that becomes an encoder.
 pub(super) fn workers(
     file: &EndpointsFile,
     defaults: &BTreeMap<String, String>,
