@@ -18,7 +18,12 @@ use serde_json::json;
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
 use crate::{
-    openai::{endpoint::Endpoint, error::ApiError, rate_limit::RateHeaders, short_text::shortened},
+    openai::{
+        endpoint::{Endpoint, Format},
+        error::ApiError,
+        rate_limit::RateHeaders,
+        short_text::shortened,
+    },
     openapi,
     state::{SharedState, State},
     upstream::{CallContext, ConnectionPool, Upstream},
@@ -53,6 +58,7 @@ mod request_head;
 mod request_id;
 mod responses;
 mod tunnel;
+mod unread_body;
 
 use arrival::Arrival;
 use base_url::intended_path;
@@ -160,7 +166,7 @@ async fn version() -> Json<serde_json::Value> {
 async fn unknown_url(request: HttpRequest<Body>) -> Response<Body> {
     let error =
         ApiError::UnknownUrl { shown: method_and_path(&request), meant: intended_path(request.uri().path()) };
-    error.response(&request_id(request.headers())).map(Body::from)
+    refuse(&request, &error)
 }
 
 /// Answers a method that an endpoint does not have. `axum` adds the header `allow`.
@@ -168,7 +174,15 @@ async fn other_method(request: HttpRequest<Body>) -> Response<Body> {
     if request.method() == Method::OPTIONS {
         return StatusCode::NO_CONTENT.into_response();
     }
-    ApiError::WrongMethod(method_and_path(&request)).response(&request_id(request.headers())).map(Body::from)
+    refuse(&request, &ApiError::WrongMethod(method_and_path(&request)))
+}
+
+/// Answers with an error in the shape that clients of the path expect.
+fn refuse(request: &HttpRequest<Body>, error: &ApiError) -> Response<Body> {
+    let below = request.uri().path().strip_prefix(Endpoint::Messages.path());
+    let is_message = below.is_some_and(|below| below.is_empty() || below.starts_with('/'));
+    let format = if is_message { Format::Anthropic } else { Format::OpenAi };
+    error.response_as(format, &request_id(request.headers())).map(Body::from)
 }
 
 /// The method and path of a request, for an error message.

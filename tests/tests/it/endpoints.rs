@@ -777,6 +777,17 @@ async fn b12_clients_of_messages_send_their_key_as_anthropic_s_do_and_errors_hav
         assert_eq!(error["error"]["type"], kind);
         assert!(error["request_id"].is_string());
     }
+    for (method, path, status, is_message) in [
+        ("GET", "/v1/messages", 405, true),
+        ("DELETE", "/v1/messages/count_tokens", 405, true),
+        ("POST", "/v1/messages/batches", 404, true),
+        ("POST", "/v1/messages2", 404, false),
+    ] {
+        let reply = cluster.client.send(method, path, &[]).await.unwrap();
+        let error = reply.json().unwrap();
+        // I6.5
+        assert_eq!((reply.status.as_u16(), error["type"] == "error"), (status, is_message), "{error}");
+    }
 }
 
 const SPEECH: &str = "/v1/audio/speech";

@@ -1,6 +1,7 @@
 //! Accepts connections and serves them, with or without TLS, for clients and for operators.
 
 use std::{
+    convert::Infallible,
     future::ready,
     net::IpAddr,
     sync::{
@@ -10,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use futures_util::{TryFutureExt as _, future::Either};
+use futures_util::{FutureExt as _, future::Either};
 use hyper::{
     Request, StatusCode,
     body::Incoming,
@@ -31,6 +32,7 @@ use super::{
     peer::Sender,
     refuse_connection::{Refusals, TooMany},
     request_head,
+    unread_body::CurrentBody,
 };
 use crate::{
     budget::Share,
@@ -173,6 +175,8 @@ struct Http1 {
     begun: AtomicBool,
     /// Whether it ends with its next answer.
     ending: AtomicBool,
+    /// The body of the current request.
+    body: CurrentBody,
 }
 
 /// Serves HTTP/1.1 until the connection ends: soon after the drain begins, so that its client sends further
@@ -192,14 +196,17 @@ async fn serve_http1(
         let first_byte = client.begin_request();
         let answer = match request_head::refusal(&request) {
             Some(refused) => Either::Left(ready(Ok(refused))),
-            None => Either::Right(connected.answer(request, first_byte, client.clone())),
+            None => Either::Right(connected.answer(state.body.of(request), first_byte, client.clone())),
         };
-        answer.map_ok(move |mut answer| {
-            let ends = state.ending.load(Ordering::Relaxed);
-            if ends && answer.status() != StatusCode::SWITCHING_PROTOCOLS {
-                answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
-            }
-            answer
+        answer.then(move |answer| {
+            state.body.is_read().map(move |is_read| {
+                let Ok(mut answer) = answer;
+                let ends = !is_read || state.ending.load(Ordering::Relaxed);
+                if ends && answer.status() != StatusCode::SWITCHING_PROTOCOLS {
+                    answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+                }
+                Ok::<_, Infallible>(answer)
+            })
         })
     });
     let mut builder = hyper::server::conn::http1::Builder::new();

@@ -8,9 +8,10 @@ use std::{
 
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
-use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use tokio_util::task::TaskTracker;
+
+use crate::http::unread_body::read_rest;
 
 /// How much of an unread body is read, and for how long: what a client sends until it sees the answer.
 const MAX_REST: usize = super::STREAM_WINDOW as usize;
@@ -57,20 +58,7 @@ impl Drop for RequestBody {
         let rest = self.body.take().filter(|body| !body.is_end_stream());
         // There is no runtime when the program ends.
         if let (Some(rest), Ok(runtime)) = (rest, tokio::runtime::Handle::try_current()) {
-            self.tasks.spawn_on(read(rest), &runtime);
+            self.tasks.spawn_on(read_rest(rest, MAX_REST, REST), &runtime);
         }
     }
-}
-
-/// Reads the rest of a body, and drops its bytes.
-async fn read(mut body: Incoming) {
-    let read = async {
-        let mut left = MAX_REST;
-        while let Some(Ok(frame)) = body.frame().await {
-            let bytes = frame.data_ref().map_or(0, Bytes::len);
-            let Some(less) = left.checked_sub(bytes) else { return };
-            left = less;
-        }
-    };
-    let _ = tokio::time::timeout(REST, read).await;
 }
