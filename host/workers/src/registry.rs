@@ -331,10 +331,15 @@ impl Snapshot {
     pub fn adapter_named(&self, name: &ModelName) -> Option<&ModelName> {
         let (model, adapter) = name.as_str().split_once(':')?;
         let (adapter, parent) = self.adapters.get_key_value(&ModelName::new(adapter.trim()))?;
-        let Pools { aggregated, prefill, decode, .. } = self.pools.get(adapter)?;
+        (parent.as_str() == model.trim() && self.is_only_on(Engine::Sglang, adapter)).then_some(adapter)
+    }
+
+    /// Returns whether workers serve `model`, and all of them run this engine.
+    #[must_use]
+    pub fn is_only_on(&self, engine: Engine, model: &ModelName) -> bool {
+        let Some(Pools { aggregated, prefill, decode, .. }) = self.pools.get(model) else { return false };
         let mut all = [aggregated, prefill, decode].into_iter().flat_map(|pool| pool.iter());
-        let is_sglang = |candidate: &Candidate| candidate.worker.spec().engine == Engine::Sglang;
-        (parent.as_str() == model.trim() && all.all(is_sglang)).then_some(adapter)
+        all.all(|candidate| candidate.worker.spec().engine == engine)
     }
 
     /// Returns what `of` has for `model`, or else for the model that it is an adapter of.

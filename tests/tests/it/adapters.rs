@@ -13,7 +13,7 @@ const CHAT: &str = "/v1/chat/completions";
 const MODELS: &str =
     r#"{"data":[{"id":"org/m"},{"id":"law","parent":"org/m"},{"id":"own","parent":"org/m"}]}"#;
 const ANSWER: &str = r#"{"id":"a","object":"chat.completion","created":1,"model":"m","choices":[{"index":0,
-    "message":{"role":"assistant","content":"x"},"finish_reason":"stop"}],
+    "message":{"role":"assistant","content":"x"},"finish_reason":"stop"}],"data":[],
     "usage":{"prompt_tokens":1,"completion_tokens":1}}"#;
 
 /// Starts an engine with a model and two adapters.
@@ -146,4 +146,64 @@ async fn b3_an_adapter_for_hints_is_no_model_and_the_refusal_says_what_to_do() {
     let (status, text) = message("unknown").await;
     assert_eq!(status, 404);
     assert!(text.starts_with(&format!("the model `unknown` does not exist; {served}")), "{text}");
+}
+
+#[tokio::test]
+async fn a1_sglang_s_lora_path_names_an_adapter_of_the_model_on_each_endpoint() {
+    let without = RawEngine::start(|request: &RawRequest| {
+        vec![Act::Send(match request.line.as_str() {
+            "GET /v1/models" => json(r#"{"data":[{"id":"org/m"}]}"#),
+            line if line.starts_with("GET") => json("{}"),
+            _ => json(ANSWER),
+        })]
+    });
+    let (with, without) = (engine().await, without.await.unwrap());
+    let flag = format!("role=aggregated,engine=sglang,url=http://{}", without.address);
+    let cluster = TestClusterBuilder::new()
+        .config(|config| {
+            config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+            let flag = format!("role=aggregated,engine=sglang,url=http://{}", with.address);
+            config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+        })
+        .start()
+        .await
+        .unwrap();
+    let messages = json!([{"role": "user", "content": "hello"}]);
+    for _ in 0..4 {
+        for (path, model, served) in [
+            (CHAT, json!("org/m"), "law"),
+            ("/v1/completions", json!("org/m"), "law"),
+            ("/v1/embeddings", json!("org/m"), "law"),
+            (CHAT, json!(null), "law"),
+            // SGLang prefers the adapter that the model names.
+            (CHAT, json!("org/m:own"), "own"),
+            (CHAT, json!("own"), "own"),
+        ] {
+            let body = json!({"model": model, "lora_path": "law", "messages": messages, "prompt": "x", "input": "x"});
+            let reply = cluster.client.post(path, &[], body.to_string()).await.unwrap();
+            assert_eq!(reply.status, 200, "{path}: {reply:?}");
+            let sent: Value = serde_json::from_str(&with.requests().pop().unwrap().body).unwrap();
+            // A1.16
+            assert_eq!((&sent["model"], &sent["lora_path"]), (&model, &json!(served)), "{path}");
+        }
+    }
+    assert!(!without.requests().iter().any(|request| request.line.starts_with("POST")));
+    let vllm = start("engine=vllm", &with, "").await;
+    let body = json!({"model": "org/m", "lora_path": "law", "messages": messages}).to_string();
+    assert_eq!(vllm.client.post(CHAT, &[], body).await.unwrap().status, 200);
+    vllm.at_rest().await.unwrap();
+    let list = vllm.admin.get("/decisions?ended=true&limit=1").await.unwrap().json().unwrap();
+    assert_eq!(list["decisions"][0]["model"], "org/m", "vLLM does not read the field");
+}
+
+#[tokio::test]
+async fn i7_models_are_listed_before_adapters() {
+    let engine = engine().await;
+    let cluster = start("engine=vllm", &engine, "").await;
+    let list = cluster.client.get("/v1/models").await.unwrap().json().unwrap();
+    let ids: Vec<&Value> = list["data"].as_array().unwrap().iter().map(|model| &model["id"]).collect();
+    // I7.12
+    assert_eq!(ids, ["org/m", "law", "own"]);
+    let message = ask(&cluster, "nope").await.1["error"]["message"].clone();
+    assert_eq!(message, "the model `nope` does not exist; use one that is served: org/m, law, own");
 }

@@ -7,7 +7,7 @@ use axum::http::{HeaderMap, Response};
 use bytes::Bytes;
 use json_splice::JsonBody;
 use pointsman_routing::{Purpose, RoutingRequest};
-use pointsman_workers::{Leg, ModelName, Snapshot, WorkerId};
+use pointsman_workers::{Engine, Leg, ModelName, Snapshot, WorkerId};
 use tokio::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
@@ -213,21 +213,34 @@ pub(super) async fn find_model(state: &State, request: &mut Arc<Request>) {
 }
 
 /// Returns whether a worker serves the request's model. `MODEL:ADAPTER` becomes the adapter (B3.9), and so
-/// does a model with an adapter of it in `lora_path` (A1.12).
+/// does a model with an adapter of it in `lora_path` (A1.12, A1.16).
 pub(super) fn finds_model(request: &mut Arc<Request>, workers: &Snapshot) -> bool {
-    let adapter = if workers.serves(&request.model) {
-        let is_generate = request.endpoint == Endpoint::Generate;
-        let named = is_generate.then(|| generate::adapter(&request.body).ok().flatten()).flatten();
-        let adapter = named.map(|named| ModelName::new(&named));
-        adapter.filter(|adapter| workers.parent_of(adapter) == Some(&request.model))
-    } else {
-        let Some(adapter) = workers.adapter_named(&request.model) else { return false };
-        Some(adapter.clone())
-    };
-    if let (Some(adapter), Some(request)) = (adapter, Arc::get_mut(request)) {
-        request.model = adapter;
+    if workers.serves(&request.model) {
+        find_adapter(request, workers);
+        return true;
+    }
+    let Some(adapter) = workers.adapter_named(&request.model) else { return false };
+    if let Some(request) = Arc::get_mut(request) {
+        request.model = adapter.clone();
     }
     true
+}
+
+/// Finds the adapter in `lora_path`, which only SGLang reads, and only beside a model that is no adapter.
+fn find_adapter(request: &mut Arc<Request>, workers: &Snapshot) {
+    let Ok(Some(named)) = generate::adapter(&request.body) else { return };
+    let (adapter, model) = (ModelName::new(&named), &request.model);
+    let is_of_model = workers.parent_of(&adapter) == Some(model);
+    let is_read = request.endpoint == Endpoint::Generate
+        || is_of_model && workers.is_only_on(Engine::Sglang, &adapter)
+        || !workers.is_adapter(model) && workers.is_only_on(Engine::Sglang, model);
+    if let Some(request) = Arc::get_mut(request).filter(|_| is_read) {
+        if is_of_model {
+            request.model = adapter;
+        } else {
+            request.hints.lora.get_or_insert(named);
+        }
+    }
 }
 
 /// The model of a canary that names none: its worker's, or the only one.
@@ -246,8 +259,8 @@ fn probed_model(state: &State, headers: &HeaderMap, body: &JsonBody) -> Option<S
     only_model(&snapshot).ok()
 }
 
-/// Returns the model of a body that names none; `None` if it names one. A body of `/generate` may name an
-/// adapter that is served.
+/// Returns the model of a body that names none; `None` if it names one. A body for SGLang may name an adapter
+/// that is served.
 ///
 /// # Errors
 /// There is not exactly one model.
@@ -260,8 +273,13 @@ pub(super) fn unnamed_model(
         return Ok(None);
     }
     let snapshot = state.registry.snapshot();
-    let adapter = if endpoint == Endpoint::Generate { generate::adapter(body)? } else { None };
-    let served = adapter.filter(|adapter| snapshot.is_adapter(&ModelName::new(adapter)));
+    let is_generate = endpoint == Endpoint::Generate;
+    let adapter =
+        if is_generate { generate::adapter(body)? } else { generate::adapter(body).unwrap_or(None) };
+    let served = adapter.filter(|adapter| {
+        let adapter = ModelName::new(adapter);
+        snapshot.is_adapter(&adapter) && (is_generate || snapshot.is_only_on(Engine::Sglang, &adapter))
+    });
     served.map_or_else(|| only_model(&snapshot), Ok).map(Some)
 }
 

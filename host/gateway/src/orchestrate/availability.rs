@@ -8,7 +8,8 @@ use crate::state::Settings;
 /// Maximum number of models in an error message.
 const MAX_LISTED_MODELS: usize = 20;
 
-/// Returns the models that can be served now, sorted (B3).
+/// Returns the models that can be served now (B3), sorted. Adapters are last, because clients that are to use
+/// any model take the first one.
 pub(crate) fn servable_models(snapshot: &Snapshot, settings: &Settings) -> Vec<String> {
     servable(snapshot, settings).map(ToString::to_string).collect()
 }
@@ -24,7 +25,9 @@ fn servable<'a>(snapshot: &'a Snapshot, settings: &'a Settings) -> impl Iterator
         pair_that_is_up(snapshot, model, None).is_some()
             || (!settings.split(model, snapshot).enforce_disagg && up(model, Leg::Aggregated))
     };
-    snapshot.models().into_iter().filter(serves)
+    let (adapters, models): (Vec<_>, Vec<_>) =
+        snapshot.models().into_iter().partition(|model| snapshot.is_adapter(model));
+    models.into_iter().chain(adapters).filter(serves)
 }
 
 /// Lists up to 20 models for an error message.
