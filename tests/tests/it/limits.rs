@@ -152,6 +152,19 @@ async fn i_every_other_count_of_a_client_has_a_limit() {
     let body = format!(r#"{{"model":"tiny","messages":[{{"role":"user","content":[{parts}]}}]}}"#);
     let (status, message) = ask(&cluster, CHAT, body).await;
     assert!(status == 400 && message.starts_with("messages: 300004 JSON values"), "{message}");
+    for path in ["/v1/rerank", "/v1/score"] {
+        for document in [r#""d""#, r#"{"text":"d"}"#] {
+            let rerank =
+                |count| format!(r#"{{"model":"tiny","query":"x","documents":[{}]}}"#, list(document, count));
+            // I6.19
+            assert_eq!(ask(&cluster, path, rerank(2_048)).await, (200, String::new()));
+            let (status, message) = ask(&cluster, path, rerank(2_049)).await;
+            assert!(
+                status == 400 && message.starts_with("documents: 2049 prompts are more than 2048"),
+                "{message}"
+            );
+        }
+    }
     let long = "7".repeat(600);
     for header in ["x-worker-instance-id", "x-session-id", "x-dp-rank", "x-prefill-dp-rank"] {
         let reply = cluster.client.post(CHAT, &[(header, &long)], chat("\"x\":1")).await.unwrap();

@@ -34,12 +34,14 @@ const LISTS: [(&str, usize); 9] = [
     ("chat_template_kwargs", 256),
 ];
 
-/// Checks the lengths of lists and the number of values in trees.
+/// Checks the lengths of lists and the number of values in trees. Where documents are the `prompt`, their
+/// number has the limit of prompts instead ([`check_batch`]).
 ///
 /// # Errors
 /// [`RequestError`] names the field, its number of elements and the limit.
-pub(crate) fn check_lists(body: &JsonBody) -> Result<(), RequestError> {
-    for (field, limit) in LISTS {
+pub(crate) fn check_lists(body: &JsonBody, prompt: &str) -> Result<(), RequestError> {
+    let is_checked = |field: &str| field != "documents" || field != prompt;
+    for (field, limit) in LISTS.into_iter().filter(|(field, _)| is_checked(field)) {
         at_most(field, "elements", body.counts(field).items, limit)?;
     }
     for field in TREES {

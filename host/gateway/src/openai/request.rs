@@ -174,14 +174,14 @@ impl Request {
         unnamed: Option<String>,
     ) -> Result<Arc<Self>, RequestError> {
         let limits = &rules.limits;
-        check_lists(&body)?;
+        let PromptKeys { preamble, key, required } = endpoint.prompt_keys(&body);
+        check_lists(&body, key)?;
         let named = if names_model(&body) { read(&body, "model")? } else { unnamed };
         let model: String = named.ok_or_else(|| RequestError::new("model", "is missing"))?;
         check_model(&model)?;
         let Flag(stream) = read(&body, "stream")?.unwrap_or(Flag(false));
         let options: StreamOptions = read(&body, "stream_options")?.unwrap_or_default();
         let sampling = Sampling::of(endpoint, &body, limits)?;
-        let PromptKeys { preamble, key, required } = endpoint.prompt_keys(&body);
         let prompt = match body.get(key) {
             Some(prompt) => prompt,
             None if required => return Err(RequestError::new(key, "is missing")),
@@ -354,9 +354,12 @@ fn shape_of(key: &str, prompt: &str, elements: usize) -> (usize, Option<Vec<u32>
         return (1, None);
     }
     match first_element(prompt) {
-        // A text, or a chat's messages, which are one prompt however many they are.
-        None | Some(b'{') => (1, None),
+        None => (1, None),
         Some(b']') => (1, Some(Vec::new())),
+        // Each document is a prompt, whether it is a text or an object.
+        Some(_) if key == "documents" => (elements, None),
+        // A chat's messages, which are one prompt however many they are.
+        Some(b'{') => (1, None),
         Some(b'0'..=b'9') => match serde_json::from_str(prompt) {
             Ok(ids) => (1, Some(ids)),
             Err(_) => (elements, None),
