@@ -4,7 +4,7 @@
 use bytes::Bytes;
 use http::{HeaderValue, Response, header};
 use pointsman_workers::Leg;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use tokio::time::Instant;
 
 use crate::{openai::request::Endpoint, openai::seen, orchestrate::Drive};
@@ -28,52 +28,39 @@ pub(crate) fn prefill_answer(drive: &mut Drive, answer: Response<Bytes>) -> Resp
     response
 }
 
-/// A whole answer as the events of a stream.
-#[expect(clippy::indexing_slicing, reason = "indexing a JSON value answers null")]
+/// A whole answer as the events of a stream. The first one has its choices, and whatever else the client
+/// asked for.
 fn as_events(endpoint: Endpoint, body: &[u8], include_usage: bool) -> String {
-    let whole: Value = serde_json::from_slice(body).unwrap_or_default();
     if endpoint == Endpoint::Messages {
-        return message_events(&whole);
+        return message_events(&serde_json::from_slice(body).unwrap_or_default());
     }
+    let mut first: Map<String, Value> = serde_json::from_slice(body).unwrap_or_default();
     let object = match endpoint {
         Endpoint::ChatCompletions => "chat.completion.chunk",
         _ => "text_completion",
     };
-    let chunk = |choices: Value| {
-        let (id, created, model) = (&whole["id"], &whole["created"], &whole["model"]);
-        let mut chunk =
-            json!({ "id": id, "object": object, "created": created, "model": model, "choices": choices });
-        if let Some(fingerprint) = whole.get("system_fingerprint") {
-            chunk["system_fingerprint"] = fingerprint.clone();
+    first.insert("object".to_owned(), object.into());
+    let usage = first.remove("usage");
+    let is_of_each = |key: &str| matches!(key, "id" | "object" | "created" | "model" | "system_fingerprint");
+    let of_each = first.iter().filter(|(key, _)| is_of_each(key));
+    let mut last: Map<String, Value> = of_each.map(|(key, value)| (key.clone(), value.clone())).collect();
+    last.extend([("choices".to_owned(), json!([])), ("usage".to_owned(), usage.into())]);
+    let choices = first.entry("choices").or_insert_with(|| json!([])).as_array_mut();
+    for choice in choices.into_iter().flatten().filter_map(Value::as_object_mut) {
+        if let Some(message) = choice.remove("message") {
+            choice.insert("delta".to_owned(), delta(message));
         }
-        chunk
-    };
-    let choices = whole["choices"].as_array().map_or(&[][..], Vec::as_slice);
-    let choices: Vec<Value> = choices
-        .iter()
-        .map(|choice| match endpoint {
-            Endpoint::ChatCompletions => json!({
-                "index": choice["index"], "delta": delta(&choice["message"]), "logprobs": choice["logprobs"],
-                "finish_reason": choice["finish_reason"],
-            }),
-            _ => choice.clone(),
-        })
-        .collect();
-    let mut events = format!("data: {}\n\n", chunk(Value::from(choices)));
+    }
+    let mut events = format!("data: {}\n\n", Value::from(first));
     if include_usage {
-        let mut usage = chunk(json!([]));
-        if let Some(fields) = usage.as_object_mut() {
-            fields.insert("usage".to_owned(), whole["usage"].clone());
-        }
-        events.push_str(&format!("data: {usage}\n\n"));
+        events.push_str(&format!("data: {}\n\n", Value::from(last)));
     }
     events.push_str("data: [DONE]\n\n");
     events
 }
 
 /// A chat's message as the only delta of its stream, in which tool calls are numbered.
-fn delta(message: &Value) -> Value {
-    let mut delta = message.clone();
+fn delta(mut delta: Value) -> Value {
     let Some(calls) = delta.get_mut("tool_calls").and_then(Value::as_array_mut) else { return delta };
     for (index, call) in calls.iter_mut().filter_map(Value::as_object_mut).enumerate() {
         call.insert("index".to_owned(), Value::from(index));
@@ -143,5 +130,19 @@ mod tests {
         // C8.4
         assert!(events[1].contains("\"usage\":{") && events[2] == "data: [DONE]");
         assert_eq!(as_events(Endpoint::Completions, body, false).matches("data: ").count(), 2);
+    }
+
+    #[test]
+    fn c8_the_chunk_of_a_whole_answer_has_all_that_the_client_asked_for() {
+        let body = br#"{"id":"x","object":"chat.completion","created":1,"model":"m","prompt_token_ids":[5],"more":2,"choices":[{"index":0,"message":{"content":"a"},"finish_reason":"stop","stop_reason":7,"token_ids":[6],"other":[]}],"usage":{}}"#;
+        let text = as_events(Endpoint::ChatCompletions, body, false);
+        let first = text.strip_prefix("data: ").and_then(|text| text.split_once("\n\n")).unwrap().0;
+        // C8.7
+        assert_eq!(
+            serde_json::from_str::<Value>(first).unwrap(),
+            json!({"id": "x", "object": "chat.completion.chunk", "created": 1, "model": "m", "prompt_token_ids": [5],
+                "more": 2, "choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": "stop",
+                "stop_reason": 7, "token_ids": [6], "other": []}]})
+        );
     }
 }
