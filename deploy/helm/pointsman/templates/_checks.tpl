@@ -130,7 +130,14 @@
 
 {{/* The network policy allows engines, and the ports 53, 443 and 6443 of everything else. */}}
 {{- define "pointsman.checks.egress" -}}
-{{- if and .Values.networkPolicy.enabled (not .Values.networkPolicy.extraEgress) -}}
+{{- /* Engines by namespace or address may include these servers. */ -}}
+{{- $wide := false -}}
+{{- range .Values.networkPolicy.engines -}}
+{{- if or (hasKey . "namespaceSelector") (hasKey . "ipBlock") -}}
+{{- $wide = true -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.networkPolicy.enabled (not $wide) (not .Values.networkPolicy.extraEgress) -}}
 {{- $config := .Values.config | default dict -}}
 {{- $prefix := "config." -}}
 {{- if .Values.configToml -}}
@@ -148,7 +155,7 @@
 {{- range $path, $list := $urls -}}
 {{- range $url := compact $list -}}
 {{- $host := regexReplaceAll "^([a-z]+://)?([^/@]*@)?(\\[[^]]*\\]|[^/:]*)(:[0-9]+)?.*$" $url "${1}${3}${4}" -}}
-{{- if not (regexMatch "^https://[^:]*$|:(53|443|6443)$|^[a-z]+://(localhost|127[.0-9]*|\\[::1\\])(:[0-9]+)?$" $host) -}}
+{{- if not (regexMatch "(?i)^https://(\\[[^]]*\\]|[^:]*)$|:(53|443|6443)$|^[a-z]+://(localhost|127(\\.[0-9]+){3}|\\[::1\\])(:[0-9]+)?$" $host) -}}
 {{- fail (printf "networkPolicy.enabled cuts the gateways off from %s%s (%s): name it in networkPolicy.extraEgress, which is empty" $prefix $path $host) -}}
 {{- end -}}
 {{- end -}}
