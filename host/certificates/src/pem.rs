@@ -24,7 +24,7 @@ use crate::x509::Certificate;
 /// Largest file that is read, bytes. A bundle of all public authorities has a quarter of a megabyte.
 const MAX_FILE: u64 = 4 * 1024 * 1024;
 
-/// What a certificate that has expired is.
+/// Whether an expired certificate is a problem.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expired {
     /// A problem.

@@ -616,7 +616,7 @@ fn run_takes_formulas_from_a_file_or_from_settings_and_names_a_mistake() {
     let ran = run("cost = \"active_requests\"");
     assert!(ran.code == Some(0) && ran.out.contains("agree   1 of 1\n"), "{}{}", ran.out, ran.err);
     let ran = run("cost = \"active_requests\"\nkeep = \"engine_queue < 3\"");
-    let differs = "differs 1a decode: 12/1, now 11/0 (cost 5)";
+    let differs = "differs 1a decode: recorded 12/1, now 11/0 (cost 5)";
     assert!(ran.code == Some(1) && ran.out.contains(differs), "{}{}", ran.out, ran.err);
     let ran = run("cost = \"active_requests + error_ppm\"");
     assert!(ran.code == Some(2) && ran.err.contains("`error-ppm` (in 1 decision)"), "{}", ran.err);

@@ -148,7 +148,7 @@ impl BookedLoad {
         let cell = self.rank.position.cell();
         cell.prefill_tokens.fetch_sub(values.prefill_tokens, Ordering::Relaxed);
         cell.unnamed_millis.fetch_sub(values.unnamed_millis, Ordering::Relaxed);
-        cell.requests.fetch_sub(1, Ordering::Relaxed);
+        cell.requests.fetch_sub(1, Ordering::Release);
         self.rank.position.count_change();
         true
     }

@@ -16,7 +16,7 @@ impl RankView<'_> {
     /// Returns the number of requests that are booked here.
     #[must_use]
     pub fn own_requests(&self) -> u32 {
-        self.cell.requests.load(Ordering::Relaxed)
+        self.cell.requests.load(Ordering::Acquire)
     }
 
     /// Returns the number of prompt tokens whose prefill has not completed.
