@@ -31,7 +31,7 @@ const BATCH: usize = 512;
 /// Longest time that the server may take for one answer.
 const ANSWER: Duration = Duration::from_secs(5);
 /// First pause before another attempt to use the bucket. It doubles while attempts fail at once: a cluster of
-/// NATS elects a leader within seconds.
+/// NATS elects a leader within seconds. Also the time between two looks for a slot that shares its state.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
 /// Longest pause between two attempts.
 const MAX_PAUSE: Duration = Duration::from_secs(5);
@@ -93,23 +93,26 @@ impl StateLink {
     async fn run(self) {
         let mut pause = FIRST_PAUSE;
         loop {
-            let begun = Instant::now();
             // A slot may begin to share its state at any time.
-            if self.states.any() {
-                self.status.take_state_denial();
-                let mut problem = match self.keep_equal().await {
-                    Ok(()) => "the watch of the bucket ended".to_owned(),
-                    Err(problem) => problem,
-                };
-                // A refused request has no other answer than this.
-                if let Some(denial) = self.status.take_state_denial() {
-                    problem = format!("{problem}: {denial}");
-                }
-                if self.status.state().problem.as_ref() != Some(&problem) {
-                    tracing::warn!(problem, "state of policies is not shared");
-                }
-                self.status.set_state(StateView::not_shared(&problem));
+            if !self.states.any() {
+                pause = FIRST_PAUSE;
+                tokio::time::sleep(FIRST_PAUSE).await;
+                continue;
             }
+            let begun = Instant::now();
+            self.status.take_state_denial();
+            let mut problem = match self.keep_equal().await {
+                Ok(()) => "the watch of the bucket ended".to_owned(),
+                Err(problem) => problem,
+            };
+            // A refused request has no other answer than this.
+            if let Some(denial) = self.status.take_state_denial() {
+                problem = format!("{problem}: {denial}");
+            }
+            if self.status.state().problem.as_ref() != Some(&problem) {
+                tracing::warn!(problem, "state of policies is not shared");
+            }
+            self.status.set_state(StateView::not_shared(&problem));
             if begun.elapsed() >= MAX_PAUSE {
                 pause = FIRST_PAUSE;
             }
