@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use super::{
     BlockIds, ReadLines, TraceRequest, check_block_count,
-    json::whole_number,
+    json::{or_null, whole_number},
     milliseconds, nominal_time, parse_line,
     sessions::{SessionId, check_count, check_id, next_turn},
     timestamp_ms, tokens,
@@ -23,7 +23,7 @@ struct Line {
     input_length: u64,
     #[serde(deserialize_with = "whole_number")]
     output_length: u64,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_null")]
     hash_ids: Vec<u64>,
     timestamp: Option<f64>,
     delay: Option<f64>,

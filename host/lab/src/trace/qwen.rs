@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use super::{
     ReadLines, TraceRequest, check_block_count,
-    json::whole_number,
+    json::{or_null, whole_number, whole_number_or_null},
     nominal_time, parse_line,
     sessions::{MAX_TURNS, check_count, next_turn},
     timestamp_ms, tokens,
@@ -21,26 +21,19 @@ const NO_PARENT: i64 = -1;
 
 #[derive(Deserialize)]
 struct Line {
+    #[serde(deserialize_with = "whole_number")]
     chat_id: i64,
-    #[serde(default = "no_parent")]
-    parent_chat_id: i64,
+    #[serde(default, deserialize_with = "whole_number_or_null")]
+    parent_chat_id: Option<i64>,
     timestamp: f64,
     #[serde(deserialize_with = "whole_number")]
     input_length: u64,
     #[serde(deserialize_with = "whole_number")]
     output_length: u64,
-    #[serde(default = "first_turn")]
-    turn: u32,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "whole_number_or_null")]
+    turn: Option<u32>,
+    #[serde(default, deserialize_with = "or_null")]
     hash_ids: Vec<u64>,
-}
-
-fn no_parent() -> i64 {
-    NO_PARENT
-}
-
-fn first_turn() -> u32 {
-    1
 }
 
 /// A conversation: the requests with the same root.
@@ -67,14 +60,14 @@ pub(super) struct Reader {
 impl ReadLines for Reader {
     fn line(&mut self, text: &str, block_tokens: u32) -> Result<Option<TraceRequest>, String> {
         let line: Line = parse_line(text.as_bytes())?;
-        let Line { chat_id: chat, parent_chat_id: parent, .. } = line;
+        let (chat, parent) = (line.chat_id, line.parent_chat_id.unwrap_or(NO_PARENT));
         let input_tokens = tokens("input_length", line.input_length, 1)?;
         let output_tokens = tokens("output_length", line.output_length, 0)?;
         check_block_count(&line.hash_ids, input_tokens, block_tokens)?;
         let at = timestamp_ms("timestamp", line.timestamp * 1e3)
             .map_err(|_| format!("`timestamp` is {}; expected seconds", line.timestamp))?;
-        if !(1..=MAX_TURNS).contains(&line.turn) {
-            return Err(format!("`turn` is {}; expected 1 to {MAX_TURNS}", line.turn));
+        if let Some(turn) = line.turn.filter(|turn| !(1..=MAX_TURNS).contains(turn)) {
+            return Err(format!("`turn` is {turn}; expected 1 to {MAX_TURNS}"));
         }
         let place = self.conversation(chat, parent, at)?;
         let mut request = TraceRequest { at, input_tokens, output_tokens, ..TraceRequest::default() };

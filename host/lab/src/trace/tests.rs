@@ -112,8 +112,29 @@ fn numbers_and_missing_values_are_read_as_pandas_writes_them() {
     let trace = parse(&line.replace('\n', ""), false).unwrap();
     let first = &trace.requests[0];
     assert_eq!((first.input_tokens, first.output_tokens, first.session.as_deref()), (600, 5, Some("7")));
-    let qwen = r#"{"chat_id": 1, "timestamp": 1.5, "input_length": 16.0, "output_length": 2.0}"#;
-    assert_eq!(parse(qwen, false).unwrap().requests[0].input_tokens, 16);
+    let delta = r#"{"group_id": 3.0, "session_id": 7.0, "timestamp": 1.0, "input_length": 600.0, "output_length": 5.0,
+                    "hash_ids": null, "delay": null, "model": null}"#;
+    assert_eq!(parse(&delta.replace('\n', ""), false).unwrap().requests[0].input_tokens, 600);
+    let qwen = |chat: &str, more: &str| {
+        format!(
+            r#"{{"chat_id": {chat}, "timestamp": 1.5, "input_length": 16.0, "output_length": 2.0, "hash_ids": null,
+                "parent_chat_id": {more}}}"#
+        )
+        .replace('\n', "")
+    };
+    let lines = [
+        qwen("1.0", r#"null, "turn": null"#),
+        qwen("2.0", r#"-1.0, "turn": 1.0"#),
+        qwen("3", r#"1.0, "turn": 2.0"#),
+    ];
+    let trace = parse(&lines.join("\n"), false).unwrap();
+    let sessions = trace.requests.iter().map(|request| request.session.as_deref());
+    assert_eq!(sessions.collect::<Vec<_>>(), [Some("1"), Some("2"), Some("1")]);
+    assert_eq!(trace.requests[0].input_tokens, 16);
+    for (odd, field) in [("1.5", "parent_chat_id"), (r#"-1, "turn": -1.0"#, "turn")] {
+        let error = parse(&qwen("1", odd), false).unwrap_err().to_string();
+        assert!(error.contains(&format!("`{field}`: invalid")), "{error}");
+    }
     for odd in ["600.5", "-600.0", "1e300", "-600", "true"] {
         let error = parse(&LINE.replace("600", odd), false).unwrap_err().to_string();
         assert!(error.contains("`input_length`: invalid") && error.contains("a whole number"), "{error}");
