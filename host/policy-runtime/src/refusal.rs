@@ -140,8 +140,8 @@ pub enum Refusal {
     },
     /// The world of the policy that the configuration names does not fit the slot.
     #[error(
-        "a {world} cannot fill the slot {slot}; name a policy of another world in `policy` or `builtin` of \
-         [policies.slots.{slot}]"
+        "a {world} cannot fill the slot {slot}; name a policy of another world in `policy` or `builtin` of the slot's \
+         table ([policies.slots.{slot}] or [models.NAME.slots.{slot}])"
     )]
     WrongNamed {
         /// The policy's world.
@@ -151,8 +151,8 @@ pub enum Refusal {
     },
     /// A filter, and nothing ranks the candidates that it keeps.
     #[error(
-        "a filter ranks no candidates, and no policy of the slot {0} does; set `policy`, `builtin` or `scorers` in \
-         [policies.slots.{0}]"
+        "a filter ranks no candidates, and no policy of the slot {0} does; set `policy`, `builtin` or `scorers` in the \
+         slot's table ([policies.slots.{0}] or [models.NAME.slots.{0}])"
     )]
     NoRank(SlotKind),
     /// The file name selects no slot.

@@ -81,19 +81,7 @@ fn try_run(
     limits: &CompileLimits,
     cancel: &Cancel,
 ) -> io::Result<Ended> {
-    let mut child = Command::new(program)
-        .arg(COMMAND)
-        .arg(serde_json::to_string(request)?)
-        // Nothing of the daemon's environment is its business.
-        .env_clear()
-        .current_dir("/")
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        // A group of its own: signals to the daemon's group, as Ctrl-C in a terminal, do not reach it. It ends
-        // with the daemon.
-        .process_group(0)
-        .spawn()?;
+    let mut child = start(program, request)?;
     let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
     let (events, inbox) = mpsc::channel();
     cancel.tell(events.clone());
@@ -136,6 +124,22 @@ fn try_run(
             )),
         })
     })
+}
+
+fn start(program: &Path, request: &Request) -> io::Result<Child> {
+    Command::new(program)
+        .arg(COMMAND)
+        .arg(serde_json::to_string(request)?)
+        // Nothing of the daemon's environment is its business.
+        .env_clear()
+        .current_dir("/")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        // A group of its own: signals to the daemon's group, as Ctrl-C in a terminal, do not reach it. It ends
+        // with the daemon.
+        .process_group(0)
+        .spawn()
 }
 
 /// Returns the CPU time that a running process used so far.

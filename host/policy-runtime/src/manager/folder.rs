@@ -23,8 +23,24 @@ use crate::refusal::Refusal;
 /// Subdirectory of the parts that slots name.
 pub(super) const PARTS: &str = "parts";
 
-/// Endings of files beside policies: signatures, copies that are being written, and backups of editors.
-const NOT_POLICIES: [&str; 4] = [".minisig", ".tmp", ".swp", "~"];
+/// Endings of files beside policies: signatures, copies that are being written, backups, and notes.
+const NOT_POLICIES: [&str; 15] = [
+    ".asc",
+    ".bak",
+    ".filepart",
+    ".md",
+    ".minisig",
+    ".old",
+    ".orig",
+    ".part",
+    ".partial",
+    ".sha256",
+    ".sig",
+    ".swp",
+    ".tmp",
+    ".txt",
+    "~",
+];
 
 /// Entries of one directory that are listed; the rest is ignored.
 const MAX_ENTRIES: usize = 10_000;
@@ -184,7 +200,13 @@ fn is_policy(name: &str, is_of_slots: bool) -> bool {
     // A formula may lack a part of its ending; deeper, such a file belongs to a project.
     name.ends_with(".wasm")
         || name.ends_with(if is_of_slots { ".toml" } else { ".formula.toml" })
-        || (is_of_slots && begins_as_slot(&name) && !NOT_POLICIES.iter().any(|ending| name.ends_with(ending)))
+        || (is_of_slots && begins_as_slot(&name) && !is_beside_policies(&name))
+}
+
+/// Returns whether a file is a companion of one with a shorter name, or for other readers.
+fn is_beside_policies(name: &str) -> bool {
+    [".wasm.", ".toml."].iter().any(|ending| name.contains(ending))
+        || NOT_POLICIES.iter().any(|ending| name.ends_with(ending))
 }
 
 /// Returns whether the name of a slot is the first part of a file's name.
@@ -229,7 +251,8 @@ mod tests {
             "aggregated.formula.tml",
             "decode-override",
             "decode.formula",
-            "org/tiny/prefill.txt",
+            "org/tiny/prefill.component",
+            "prefil.formula.toml",
             "prefill.wat",
             "project/shortest.wasm",
         ];
@@ -237,11 +260,18 @@ mod tests {
             ".prefill.wat",
             "README.md",
             "decoder.txt",
+            "decode.formula.toml.Ab12Cd34",
             "decode.formula.toml~",
+            "org/tiny/prefill.txt",
             "org/tiny/prefill.wasm",
             "parts/prefill.wat",
+            "prefill-notes.md",
+            "prefill.old",
             "prefill.wasm",
+            "prefill.wasm.Ab12Cd34",
+            "prefill.wasm.filepart",
             "prefill.wasm.minisig",
+            "prefill.wasm.sha256",
             "prefill.wasm.tmp",
             "project/decode.rs",
         ];

@@ -260,9 +260,13 @@ impl ProgramBuilder {
             Some(PlannedRank::Native(mode)) => filters.map(|_| Program::Native(*mode)),
             Some(PlannedRank::Policy(part)) => {
                 let (filters, policy) = both(filters, self.load(part, access))?;
-                let world = policy.info().world;
-                program(slot, filters, policy)
-                    .map_err(|_| part.refused(Refusal::WrongNamed { world, slot }).into())
+                program(slot, filters, policy).map_err(|refusal| {
+                    let refusal = match refusal {
+                        Refusal::WrongSlot { world, slot } => Refusal::WrongNamed { world, slot },
+                        other => other,
+                    };
+                    part.refused(refusal).into()
+                })
             }
             Some(PlannedRank::Scorers(parts, picker)) => {
                 let load = |(part, weight, normalize): &(ResolvedPart, f32, Normalize)| {

@@ -89,10 +89,9 @@ impl SlotFiles {
         let mut models: Vec<String> =
             models.filter_map(|file| Some(file.parent()?.to_str()?.to_owned())).collect();
         models.retain(|model| !model.is_empty());
-        if let Some(near) = nearest(&[&model.to_ascii_lowercase()], &models) {
-            let near = Path::new(near).join(name).display().to_string();
-            return Some(Refusal::NoSlot { near: Some(near), expected: String::new() });
-        }
+        // The one that may have been meant is not cut off.
+        let near = nearest(&[&model.to_ascii_lowercase()], &models).map(str::to_owned);
+        models.sort_by_key(|model| Some(model) != near.as_ref());
         let models = if models.is_empty() { "none".to_owned() } else { listed(&models) };
         Some(Refusal::NoModelSlot { model: model.to_owned(), slot, models })
     }
@@ -101,8 +100,12 @@ impl SlotFiles {
         let name = file.to_string_lossy().to_ascii_lowercase();
         let with_ending = with_ending(&name);
         let names = if with_ending.ends_with(FORMULA_SUFFIX) { &self.formulas } else { &self.components };
+        // A file in the folder of a model is not meant for another model.
+        let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
+        let own = names.iter().filter(|name| folder.is_none() || name.parent() == folder);
+        let own: Vec<String> = own.map(|file| file.display().to_string()).collect();
+        let near = nearest(&[&name, &with_ending], &own).map(str::to_owned);
         let names: Vec<String> = names.iter().map(|file| file.display().to_string()).collect();
-        let near = nearest(&[&name, &with_ending], &names).map(str::to_owned);
         Refusal::NoSlot { near, expected: listed(&names) }
     }
 }
@@ -198,8 +201,23 @@ mod tests {
         // N7.19
         assert!(problem("tiny/prefill.wasm").contains("add [models.\"tiny\".slots.prefill]"));
         assert!(problem("tiny/aggregated.wasm").ends_with("; models that have it: none"));
-        let misspelt = "the file name selects no slot; did you mean `org/large/prefill.shadow.wasm`?";
-        assert_eq!(problem("org/lrage/prefill.shadow.wasm"), misspelt);
+    }
+
+    #[test]
+    fn n7_the_folder_of_another_model_is_only_a_hint() {
+        let models: Vec<PathBuf> =
+            (0..40).map(|number| format!("model-{number}x/prefill.wasm").into()).collect();
+        let files = models.iter().map(PathBuf::as_path).chain([Path::new("tiny-7b/prefill.wasm")]);
+        let files = SlotFiles::new(files);
+        let problem = |name: &str| files.stray(name.into()).problem();
+        let told = problem("tiny-8b/prefill.wasm");
+        // N7.19
+        assert!(told.contains("add [models.\"tiny-8b\".slots.prefill]"), "{told}");
+        assert!(told.contains("models that have it: tiny-7b, model-0x, "), "{told}");
+        assert!(told.ends_with(", model-22x and 17 others") && !told.contains("did you mean"), "{told}");
+        // N7.19
+        assert!(!problem("tiny-8b/prefil.wasm").contains("did you mean"));
+        assert!(problem("tiny-7b/prefil.wasm").ends_with("did you mean `tiny-7b/prefill.wasm`?"));
     }
 
     #[test]

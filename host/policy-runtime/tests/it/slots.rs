@@ -198,7 +198,7 @@ fn n7_a_configured_policy_of_another_world_is_refused_with_the_keys_that_name_it
     assert_eq!(
         refused.refusals[0].message,
         "a decode-override cannot fill the slot prefill; name a policy of another world in `policy` or `builtin` of \
-         [policies.slots.prefill]"
+         the slot's table ([policies.slots.prefill] or [models.NAME.slots.prefill])"
     );
 }
 
