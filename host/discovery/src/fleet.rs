@@ -26,7 +26,7 @@ mod reporter;
 mod source_entry;
 mod status;
 
-use members::Members;
+use members::{Leaving, Members};
 pub use reporter::Reporter;
 use source_entry::SourceEntry;
 pub use status::{FleetStatus, SourceState, SourceStatus};
@@ -248,8 +248,8 @@ impl Fleet {
         let registered = self.registry.snapshot();
         for (id, leaving) in changes.leaving {
             if let Some(worker) = registered.get(id) {
-                worker.set_leaving(leaving);
-                worker.move_streams(Drainer::Discovery, leaving && self.rules.moves);
+                worker.set_leaving(leaving != Leaving::No);
+                worker.move_streams(Drainer::Discovery, leaving == Leaving::Yes && self.rules.moves);
             }
         }
         let gone = members.take_gone(&registered, now);

@@ -30,8 +30,27 @@ struct Member {
 pub(super) struct Changes {
     pub(super) joining: Vec<WorkerSpec>,
     pub(super) gone: Vec<WorkerId>,
-    /// Workers that begin to leave, or stay after all.
-    pub(super) leaving: Vec<(WorkerId, bool)>,
+    /// Workers that begin to leave, are set aside, or stay after all.
+    pub(super) leaving: Vec<(WorkerId, Leaving)>,
+}
+
+/// Whether a worker leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Leaving {
+    No,
+    /// It gets no new request, and its streams stay.
+    SetAside,
+    Yes,
+}
+
+impl Leaving {
+    fn of(found: &Found) -> Self {
+        match (found.leaving, found.unready) {
+            (false, _) => Self::No,
+            (true, true) => Self::SetAside,
+            (true, false) => Self::Yes,
+        }
+    }
 }
 
 impl Members {
@@ -80,12 +99,10 @@ impl Members {
                 return false;
             }
             member.unlisted = true;
-            let was_leaving = member.leaves_at.is_some();
-            if !was_leaving || std::mem::take(&mut member.is_set_aside) {
+            let was_set_aside = std::mem::take(&mut member.is_set_aside);
+            if member.leaves_at.is_none() || was_set_aside {
                 member.leaves_at = Some(deadline);
-            }
-            if !was_leaving {
-                changes.leaving.push((*id, true));
+                changes.leaving.push((*id, Leaving::Yes));
             }
             true
         });
@@ -93,16 +110,14 @@ impl Members {
     }
 
     fn list(&mut self, source: usize, found: &Found, deadline: Instant, changes: &mut Changes) {
-        let (id, is_set_aside) = (found.spec.id, found.leaving && found.unready);
+        let (id, leaving) = (found.spec.id, Leaving::of(found));
+        let is_set_aside = leaving == Leaving::SetAside;
         match self.by_id.get_mut(&id) {
             Some(member) if member.spec == found.spec => {
                 member.source = source;
                 member.unlisted = false;
-                let was_leaving = member.leaves_at.is_some();
-                if found.leaving != was_leaving {
-                    changes.leaving.push((id, found.leaving));
-                }
-                if found.leaving != was_leaving || is_set_aside != member.is_set_aside {
+                if found.leaving != member.leaves_at.is_some() || is_set_aside != member.is_set_aside {
+                    changes.leaving.push((id, leaving));
                     member.leaves_at = found.leaving.then_some(deadline);
                 }
                 member.is_set_aside = is_set_aside;
@@ -114,7 +129,7 @@ impl Members {
                 self.by_id.insert(id, member);
                 changes.joining.push(found.spec.clone());
                 if found.leaving {
-                    changes.leaving.push((id, true));
+                    changes.leaving.push((id, leaving));
                 }
             }
         }

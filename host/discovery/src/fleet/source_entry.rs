@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use pointsman_workers::{LogLimit, Role, WorkerId};
+use pointsman_workers::{LogLimit, ModelName, Role, WorkerId};
 use tokio::{sync::Notify, time::Instant};
 
 use super::FleetRules;
@@ -163,29 +163,38 @@ impl SourceEntry {
         workers
     }
 
-    /// Makes the workers that are not ready leave. If that were more than `share` of a role's workers, they
-    /// stay as they are: whatever says so, such as a control plane without its nodes, may be what fails.
+    /// Makes the workers that are not ready leave. If that were more than `share` of the workers of a role and
+    /// models, they stay as they are: whatever says so, such as a control plane without its nodes, may be what
+    /// fails.
     fn set_aside_unready(&mut self, workers: &mut [Found], share: f64) {
-        // Of each role: the workers that are not ready, and all.
-        let mut counts: HashMap<Role, (usize, usize)> = HashMap::new();
+        // Of each role and models: the workers that are not ready, and all.
+        let mut counts: HashMap<(Role, Vec<ModelName>), (usize, usize)> = HashMap::new();
+        let group = |found: &Found| (found.spec.role, found.spec.models.clone());
         for found in workers.iter().filter(|found| found.unready || !found.leaving) {
-            let (unready, all) = counts.entry(found.spec.role).or_default();
+            let (unready, all) = counts.entry(group(found)).or_default();
             *unready += usize::from(found.unready);
             *all += 1;
         }
         counts.retain(|_, (unready, all)| *unready as f64 > share * *all as f64);
         for found in workers.iter_mut().filter(|found| found.unready) {
-            found.leaving = !counts.contains_key(&found.spec.role);
+            found.leaving = !counts.contains_key(&group(found));
         }
-        let ignores_readiness = !counts.is_empty();
-        if ignores_readiness
+        let most = counts.iter().max_by_key(|(_, (unready, _))| *unready);
+        if let Some(((role, _), (unready, all))) = most
             && !self.ignores_readiness
             && let Some(suppressed) = self.unready_lines.due()
         {
-            let (source, unready) = (&*self.name, counts.values().map(|(unready, _)| unready).sum::<usize>());
-            tracing::warn!(source, unready, suppressed, "most workers are not ready: health checks decide");
+            let source = &*self.name;
+            tracing::warn!(
+                source,
+                %role,
+                unready,
+                all,
+                suppressed,
+                "workers of a role are not ready: health checks decide"
+            );
         }
-        self.ignores_readiness = ignores_readiness;
+        self.ignores_readiness = !counts.is_empty();
     }
 
     /// Returns the workers that are within the bounds; the others are refused.

@@ -1,4 +1,4 @@
-use pointsman_workers::{BookingRequest, Health, Ineligible, Leg, OpenHandoff, Worker};
+use pointsman_workers::{BookingRequest, Health, Ineligible, Leg, ModelName, OpenHandoff, Worker};
 
 use super::*;
 use crate::found::Read;
@@ -269,6 +269,42 @@ async fn p4_workers_that_are_not_ready_are_counted_by_role_and_keep_their_drain(
     assert_eq!((fixture.ids().len(), fixture.fleet.status().leaving), (10, 1));
     fixture.run(RULES.drain + Duration::from_secs(1)).await;
     assert_eq!(fixture.ids().len(), 9);
+}
+
+#[tokio::test(start_paused = true)]
+async fn p4_workers_that_are_not_ready_are_counted_by_their_models() {
+    let fixture = Fixture::start();
+    let other = |id: u64| WorkerSpec { models: vec![ModelName::new("n")], ..spec(id) };
+    let leaving = |unready: &[u64]| {
+        let found =
+            |spec: WorkerSpec| Found { unready: unready.contains(&spec.id.0), ..Found::staying(spec) };
+        fixture.source.present(snapshot((1..=8).map(spec).chain((9..=10).map(other)).map(found).collect()));
+        (1..=10).filter(|id| fixture.worker(*id).leaving()).collect::<Vec<u64>>()
+    };
+    assert_eq!(leaving(&[]), [0_u64; 0]);
+    // P4.7
+    assert_eq!(leaving(&[1, 9, 10]), [1]);
+    assert_eq!(leaving(&[1, 2, 9]), [1, 2, 9]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn p4_the_streams_of_a_worker_that_is_not_ready_stay() {
+    let fixture = Fixture::with(FleetRules { moves: true, ..RULES });
+    let last = Found::staying(spec(4));
+    let unready = Found { unready: true, ..last.clone() };
+    let asks = |last: Option<&Found>| {
+        let others = (1..=3).map(spec).map(Found::staying);
+        fixture.source.present(snapshot(others.chain(last.cloned()).collect()));
+        let worker = fixture.worker(4);
+        (worker.leaving(), worker.asks_to_move() != 0)
+    };
+    assert_eq!(asks(Some(&last)), (false, false));
+    let _booking = fixture.worker(4).candidates()[0].book(&request());
+    // P4.7
+    assert_eq!(asks(Some(&unready)), (true, false));
+    assert_eq!(asks(Some(&last.clone().ending())), (true, true));
+    assert_eq!(asks(Some(&unready)), (true, false));
+    assert_eq!(asks(None), (true, true), "it drains");
 }
 
 #[tokio::test(start_paused = true)]
