@@ -4,6 +4,7 @@
 
 use std::{
     collections::{BTreeSet, HashMap},
+    io,
     net::{Ipv4Addr, Ipv6Addr, SocketAddr},
     time::Duration,
 };
@@ -21,7 +22,7 @@ const MAX_DATAGRAM: usize = 4_096;
 const MAX_STRAYS: usize = 16;
 /// How long a server that answered over UDP alone is not asked over TCP first.
 const WITHOUT_TCP: Duration = Duration::from_secs(60);
-/// How long a server that answered over TCP is not believed over UDP: records may be missing there.
+/// How long a server that answered over TCP is not asked over UDP: records may be missing there.
 const WITH_TCP: Duration = Duration::from_secs(600);
 /// Flags in the third byte of a message (RFC 1035, section 4.1.1).
 const RESPONSE: u8 = 0x80;
@@ -44,6 +45,7 @@ pub(super) struct Transports {
 
 #[derive(Clone, Copy, Debug)]
 enum Transport {
+    /// Over TCP, at this time or before.
     Tcp(Instant),
     /// Over UDP, and not over TCP.
     Udp(Instant),
@@ -57,7 +59,8 @@ struct Query<'a> {
 }
 
 impl Transports {
-    /// Asks `server` for the SRV records of `name`. Half of the time is left for UDP where it may be asked.
+    /// Asks `server` for the SRV records of `name`. Half of the time is left for UDP, unless the server ever
+    /// answered over TCP.
     ///
     /// # Errors
     /// The server does not answer within `limit`, refuses, or knows no such records.
@@ -68,24 +71,31 @@ impl Transports {
         limit: Duration,
     ) -> Result<Records, String> {
         let query = Query::new(name.trim_end_matches('.'))?;
-        self.by_server.retain(|_, transport| transport.is_valid());
+        self.by_server.retain(|_, how| !matches!(how, Transport::Udp(at) if at.elapsed() >= WITHOUT_TCP));
         let known = self.by_server.get(&server).copied();
         let (silent, deadline) = (|_| format!("no answer within {limit:?}"), Instant::now() + limit);
         if !matches!(known, Some(Transport::Udp(_))) {
-            let has_tcp = known.is_some();
-            let limit = if has_tcp { limit } else { limit / 2 };
-            match timeout(limit, query.over_tcp(server)).await.map_err(silent).flatten() {
-                Ok(answer) => {
+            let for_tcp = if known.is_some() { limit } else { limit / 2 };
+            let (problem, is_refused) = match timeout(for_tcp, query.over_tcp(server)).await {
+                Ok(Ok(answer)) => {
                     self.by_server.insert(server, Transport::Tcp(Instant::now()));
                     return query.records(&answer);
                 }
-                Err(problem) if has_tcp => return Err(problem),
-                Err(_) => {}
+                Ok(Err(error)) => (tcp_problem(&error), error.kind() == io::ErrorKind::ConnectionRefused),
+                Err(elapsed) => (silent(elapsed), false),
+            };
+            if let Some(Transport::Tcp(at)) = known
+                && (!is_refused || at.elapsed() < WITH_TCP)
+            {
+                return Err(problem);
             }
         }
         let over_udp = async {
             match query.over_udp(server).await? {
-                Answer::Truncated => query.records(&query.over_tcp(server).await?),
+                Answer::Truncated => {
+                    let answer = query.over_tcp(server).await;
+                    query.records(&answer.map_err(|error| tcp_problem(&error))?)
+                }
                 Answer::Records(records) => Ok(records),
             }
         };
@@ -97,13 +107,8 @@ impl Transports {
     }
 }
 
-impl Transport {
-    fn is_valid(self) -> bool {
-        match self {
-            Self::Tcp(at) => at.elapsed() < WITH_TCP,
-            Self::Udp(at) => at.elapsed() < WITHOUT_TCP,
-        }
-    }
+fn tcp_problem(error: &io::Error) -> String {
+    format!("over TCP: {error}")
 }
 
 enum Answer {
@@ -125,7 +130,7 @@ impl<'a> Query<'a> {
     }
 
     async fn over_udp(&self, server: SocketAddr) -> Result<Answer, String> {
-        let problem = |error: std::io::Error| error.to_string();
+        let problem = |error: io::Error| error.to_string();
         let any = if server.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
         let socket = UdpSocket::bind(SocketAddr::new(any, 0)).await.map_err(problem)?;
         // Datagrams from other addresses are dropped.
@@ -141,16 +146,13 @@ impl<'a> Query<'a> {
         Err(format!("{MAX_STRAYS} answers to other questions"))
     }
 
-    async fn over_tcp(&self, server: SocketAddr) -> Result<Vec<u8>, String> {
-        let exchange = async {
-            let mut stream = TcpStream::connect(server).await?;
-            let length = u16::try_from(self.bytes.len()).unwrap_or(u16::MAX);
-            stream.write_all(&[&length.to_be_bytes(), &self.bytes[..]].concat()).await?;
-            let mut answer = vec![0; usize::from(stream.read_u16().await?)];
-            stream.read_exact(&mut answer).await?;
-            Ok(answer)
-        };
-        exchange.await.map_err(|error: std::io::Error| format!("over TCP: {error}"))
+    async fn over_tcp(&self, server: SocketAddr) -> io::Result<Vec<u8>> {
+        let mut stream = TcpStream::connect(server).await?;
+        let length = u16::try_from(self.bytes.len()).unwrap_or(u16::MAX);
+        stream.write_all(&[&length.to_be_bytes(), &self.bytes[..]].concat()).await?;
+        let mut answer = vec![0; usize::from(stream.read_u16().await?)];
+        stream.read_exact(&mut answer).await?;
+        Ok(answer)
     }
 
     /// Reads an answer over TCP.

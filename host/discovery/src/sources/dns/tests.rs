@@ -11,7 +11,8 @@ use simple_dns::{
 };
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
-    net::{TcpListener, UdpSocket},
+    net::{TcpListener, TcpStream, UdpSocket},
+    task::AbortHandle,
 };
 use tokio_util::{
     sync::{CancellationToken, DropGuard},
@@ -43,6 +44,7 @@ struct Server {
     refuses_tcp: Arc<AtomicBool>,
     /// Whether it leaves records out of its answers over UDP, and does not say so.
     shortens_udp: Arc<AtomicBool>,
+    tcp: AbortHandle,
 }
 
 impl Server {
@@ -50,16 +52,11 @@ impl Server {
         let tcp = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = tcp.local_addr().unwrap();
         let udp = UdpSocket::bind(address).await.unwrap();
-        let server = Self {
-            address,
-            says: Arc::new(Mutex::new(Says::NoSuchName)),
-            asked: Arc::default(),
-            over_tcp: Arc::default(),
-            refuses_tcp: Arc::default(),
-            shortens_udp: Arc::default(),
-        };
-        let (says, asked) = (server.says.clone(), server.asked.clone());
-        let shortens = server.shortens_udp.clone();
+        let server_says = Arc::new(Mutex::new(Says::NoSuchName));
+        let [server_asked, over_tcp]: [Arc<AtomicU64>; 2] = Default::default();
+        let [refuses_tcp, shortens_udp]: [Arc<AtomicBool>; 2] = Default::default();
+        let (says, asked) = (server_says.clone(), server_asked.clone());
+        let shortens = shortens_udp.clone();
         tracker.spawn(async move {
             let mut buffer = [0; 1_024];
             while let Ok((length, from)) = udp.recv_from(&mut buffer).await {
@@ -81,28 +78,37 @@ impl Server {
                 }
             }
         });
-        let (says, count) = (server.says.clone(), server.over_tcp.clone());
-        let refuses = server.refuses_tcp.clone();
-        tracker.spawn(async move {
+        let (says, count) = (server_says.clone(), over_tcp.clone());
+        let refuses = refuses_tcp.clone();
+        let tcp = tracker.spawn(async move {
             let mut silent = Vec::new();
             while let Ok((mut stream, _)) = tcp.accept().await {
                 count.fetch_add(1, Ordering::Relaxed);
                 if refuses.load(Ordering::Relaxed) {
                     continue;
                 }
-                let length = stream.read_u16().await.unwrap();
+                let Ok(length) = stream.read_u16().await else { continue };
                 let mut query = vec![0; length.into()];
-                stream.read_exact(&mut query).await.unwrap();
+                let Ok(_) = stream.read_exact(&mut query).await else { continue };
                 let said = says.lock().clone();
                 let Some(answer) = answer(&query, &said, 65_535) else {
                     silent.push(stream);
                     continue;
                 };
-                stream.write_u16(u16::try_from(answer.len()).unwrap()).await.unwrap();
-                stream.write_all(&answer).await.unwrap();
+                let length = u16::try_from(answer.len()).unwrap();
+                let Ok(()) = stream.write_u16(length).await else { continue };
+                let Ok(()) = stream.write_all(&answer).await else { continue };
             }
         });
-        server
+        Self {
+            address,
+            says: server_says,
+            asked: server_asked,
+            over_tcp,
+            refuses_tcp,
+            shortens_udp,
+            tcp: tcp.abort_handle(),
+        }
     }
 
     fn say(&self, targets: impl IntoIterator<Item = u16>) {
@@ -138,13 +144,16 @@ fn answer(query: &[u8], says: &Says, most: usize) -> Option<Vec<u8>> {
     Some(cut)
 }
 
+/// Time limit of servers that answer.
+const TIMEOUT: Duration = Duration::from_secs(10);
+
 struct Running {
     fleet: Arc<Fleet>,
     registry: Arc<Registry>,
     _stop: DropGuard,
 }
 
-fn run(servers: Vec<SocketAddr>, tracker: &TaskTracker) -> Running {
+fn run(servers: Vec<SocketAddr>, timeout: Duration, tracker: &TaskTracker) -> Running {
     let guard = GuardRules { share: 0.5, min_workers: 3, confirm_after: Duration::from_millis(200) };
     let rules = FleetRules { max_workers: 200, drain: Duration::from_secs(30), moves: false, guard };
     let registry = Arc::new(Registry::default());
@@ -156,7 +165,7 @@ fn run(servers: Vec<SocketAddr>, tracker: &TaskTracker) -> Running {
         record: "_http._tcp.engines.example.".to_owned(),
         servers,
         interval: Duration::from_millis(20),
-        timeout: Duration::from_millis(300),
+        timeout,
         defaults: defaults.into(),
     };
     start(DnsSource::new(config), fleet.add_source("dns:a"), tracker, stop.clone());
@@ -195,7 +204,8 @@ async fn p7_records_are_followed_and_a_name_that_is_gone_changes_nothing() {
         let (server, silent) = (Server::start(&tracker).await, Server::start(&tracker).await);
         server.refuses_tcp.store(refuses_tcp, Ordering::Relaxed);
         *silent.says.lock() = Says::Silence;
-        let running = run(vec![silent.address, server.address], &tracker);
+        let timeout = Duration::from_millis(300);
+        let running = run(vec![silent.address, server.address], timeout, &tracker);
         running.until("it is away", |running| running.problem().contains("NXDOMAIN")).await;
         server.say([1, 2]);
         // P7.1: the second server answers, and the changes are followed
@@ -224,7 +234,7 @@ async fn p7_records_are_followed_and_a_name_that_is_gone_changes_nothing() {
         server.say([4]);
         running.until("it is back, and the removal confirmed", |running| running.urls().len() == 1).await;
         assert_eq!(running.fleet.status().sources[2].state, SourceState::Present);
-        assert_eq!(server.asked.load(Ordering::Relaxed) > 0, refuses_tcp);
+        assert!(!refuses_tcp || server.asked.load(Ordering::Relaxed) > 0);
     }
 }
 
@@ -232,12 +242,13 @@ async fn p7_records_are_followed_and_a_name_that_is_gone_changes_nothing() {
 async fn p7_an_answer_that_does_not_fit_a_datagram_is_asked_for_over_tcp() {
     let tracker = TaskTracker::new();
     let server = Server::start(&tracker).await;
-    server.say(1..=100);
+    server.say([1, 2]);
     server.refuses_tcp.store(true, Ordering::Relaxed);
-    let running = run(vec![server.address], &tracker);
-    running.until("it was asked over UDP", |_| server.asked.load(Ordering::Relaxed) > 0).await;
+    let running = run(vec![server.address], TIMEOUT, &tracker);
+    running.until("they joined over UDP", |running| running.urls().len() == 2).await;
     server.refuses_tcp.store(false, Ordering::Relaxed);
-    // P7.3
+    server.say(1..=100);
+    // P7.3: it is asked over UDP first for a minute
     running.until("all joined", |running| running.urls().len() == 100).await;
 }
 
@@ -247,7 +258,7 @@ async fn p7_records_that_a_server_leaves_out_of_its_answers_over_udp_are_found()
     let server = Server::start(&tracker).await;
     server.shortens_udp.store(true, Ordering::Relaxed);
     server.say(1..=8);
-    let running = run(vec![server.address], &tracker);
+    let running = run(vec![server.address], TIMEOUT, &tracker);
     // P7.4
     running.until("they joined", |running| !running.urls().is_empty()).await;
     assert_eq!(running.urls().len(), 8);
@@ -255,6 +266,30 @@ async fn p7_records_that_a_server_leaves_out_of_its_answers_over_udp_are_found()
     running.until("it is away", |running| running.problem().contains("over TCP")).await;
     // P7.4
     assert_eq!((running.urls().len(), server.asked.load(Ordering::Relaxed)), (8, 0));
+}
+
+#[tokio::test]
+async fn p7_a_server_that_answered_over_tcp_is_asked_over_udp_when_it_refuses_tcp_and_not_when_it_is_silent()
+{
+    let server = Server::start(&TaskTracker::new()).await;
+    server.say([1]);
+    let mut transports = Transports::default();
+    let mut ask = async |timeout| {
+        let records = transports.srv("engines.example", server.address, timeout).await;
+        (records.map(|records| records.targets.len()).ok(), server.asked.load(Ordering::Relaxed))
+    };
+    assert_eq!(ask(TIMEOUT).await, (Some(1), 0));
+    tokio::time::pause();
+    tokio::time::advance(Duration::from_secs(660)).await;
+    tokio::time::resume();
+    *server.says.lock() = Says::Silence;
+    // P7.4
+    assert_eq!(ask(Duration::from_millis(300)).await, (None, 0));
+    server.say([1, 2]);
+    server.tcp.abort();
+    while TcpStream::connect(server.address).await.is_ok() {}
+    // P7.4
+    assert_eq!(ask(TIMEOUT).await, (Some(2), 1));
 }
 
 #[tokio::test]
