@@ -1,11 +1,11 @@
 //! Addresses of the names in the URLs of workers. The answer of a look-up is remembered: while no name server
 //! answers, connections use the addresses of the last one. Open connections follow a name, too: one whose
-//! peer is not among its addresses any more is not used again.
+//! peer is missing from its addresses for a while is not used again.
 
 use std::{
     collections::{HashMap, VecDeque},
     fmt, io, mem,
-    net::{SocketAddr, ToSocketAddrs as _},
+    net::{IpAddr, SocketAddr, ToSocketAddrs as _},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -43,6 +43,13 @@ const SLOW: Duration = Duration::from_secs(1);
 const MAX_NAMES: usize = 8_192;
 /// Maximum number of addresses of a name that are remembered.
 const MAX_ADDRESSES: usize = 256;
+/// How long look-ups must lack an address until connections to it are closed: name servers may give a part of
+/// the addresses in turn.
+const STAY: Duration = Duration::from_mins(1);
+/// Maximum number of addresses of a name that stay although the last look-up lacks them.
+const MAX_MISSING: usize = 1_024;
+/// Generation of a name that was forgotten.
+const FORGOTTEN: u64 = u64::MAX;
 /// Maximum number of addresses of a name that are tried.
 pub(crate) const MAX_TRIED: usize = 8;
 /// Problem of a name whose look-up found nothing.
@@ -70,6 +77,7 @@ pub(crate) struct Unresolved {
 
 struct Shared {
     look_up: Box<LookUp>,
+    stay: Duration,
     names: Mutex<Names>,
     lines: LogLimit,
 }
@@ -90,7 +98,9 @@ type Queue = VecDeque<Arc<str>>;
 struct Name {
     /// The last good answer; empty before the first.
     addresses: Addresses,
-    /// Number of times that the addresses changed.
+    /// Addresses that the last good answer lacks, and since when.
+    missing: HashMap<IpAddr, Instant>,
+    /// Number of times that addresses were dropped, or [`FORGOTTEN`].
     generation: Arc<AtomicU64>,
     /// When the last look-up ended.
     looked_up: Option<Instant>,
@@ -128,8 +138,16 @@ impl fmt::Debug for Resolver {
 impl Resolver {
     /// Returns a resolver that looks names up with `look_up`, which may block.
     pub fn new(look_up: impl Fn(&str) -> io::Result<Vec<SocketAddr>> + Send + Sync + 'static) -> Self {
+        Self::with_stay(STAY, look_up)
+    }
+
+    /// Returns such a resolver that lets connections stay for `stay` while look-ups lack their peers.
+    pub fn with_stay(
+        stay: Duration,
+        look_up: impl Fn(&str) -> io::Result<Vec<SocketAddr>> + Send + Sync + 'static,
+    ) -> Self {
         let lines = LogLimit::new(LOG_INTERVAL);
-        Self(Arc::new(Shared { look_up: Box::new(look_up), names: Mutex::default(), lines }))
+        Self(Arc::new(Shared { look_up: Box::new(look_up), stay, names: Mutex::default(), lines }))
     }
 
     /// Returns the addresses of `host:port`. An IP address is not looked up.
@@ -218,7 +236,7 @@ impl Resolver {
                 let problem: Arc<str> = format!("no thread can be started: {error}").into();
                 let waiting = mem::take(&mut names.waiting).into_iter();
                 for name in waiting.chain(mem::take(&mut names.waiting_slow)) {
-                    names.ended(&name, Duration::ZERO, Err(problem.clone()));
+                    names.ended(&name, Duration::ZERO, Err(problem.clone()), self.0.stay);
                 }
             }
         }
@@ -242,7 +260,7 @@ impl Resolver {
             let problem = answer.as_ref().err().cloned();
             let mut names = self.0.names.lock();
             names.slow_threads -= usize::from(is_slow);
-            let uses_last = names.ended(&name, started.elapsed(), answer);
+            let uses_last = names.ended(&name, started.elapsed(), answer, self.0.stay);
             drop(names);
             if let Some(problem) = problem
                 && let Some(suppressed) = self.0.lines.due()
@@ -257,6 +275,7 @@ impl Name {
     fn new(now: Instant) -> Self {
         Self {
             addresses: Arc::new([]),
+            missing: HashMap::new(),
             generation: Arc::default(),
             looked_up: None,
             resolved: None,
@@ -264,6 +283,27 @@ impl Name {
             is_slow: false,
             pending: None,
         }
+    }
+
+    /// Takes a good answer.
+    fn resolved(&mut self, addresses: Addresses, now: Instant, stay: Duration) {
+        let before = mem::replace(&mut self.addresses, addresses);
+        for lost in before.iter().filter(|one| !self.addresses.contains(one)) {
+            self.missing.insert(lost.ip(), now);
+        }
+        for found in self.addresses.iter() {
+            self.missing.remove(&found.ip());
+        }
+        let count = self.missing.len();
+        self.missing.retain(|_, since| now.duration_since(*since) < stay);
+        while self.missing.len() > MAX_MISSING {
+            let oldest = self.missing.values().min().copied();
+            self.missing.retain(|_, since| Some(*since) != oldest);
+        }
+        if before.is_empty() || self.missing.len() < count {
+            self.generation.fetch_add(1, Ordering::Release);
+        }
+        self.resolved = Some(now);
     }
 }
 
@@ -275,7 +315,10 @@ impl Names {
         }
         let idle = self.known.iter().filter(|(_, name)| name.pending.is_none());
         if let Some(oldest) = idle.min_by_key(|(_, name)| name.used).map(|(name, _)| name.clone()) {
-            self.known.remove(&oldest);
+            // Its connections ask from now on whether it is known again.
+            if let Some(forgotten) = self.known.remove(&oldest) {
+                forgotten.generation.store(FORGOTTEN, Ordering::Release);
+            }
         }
     }
 
@@ -302,24 +345,19 @@ impl Names {
 
     /// Notes the answer of a look-up, and gives it to all that wait for it. Returns whether the addresses of
     /// an earlier one are used.
-    fn ended(&mut self, name: &str, took: Duration, answer: Answer) -> bool {
+    fn ended(&mut self, name: &str, took: Duration, answer: Answer, stay: Duration) -> bool {
         // A name with a look-up is not forgotten.
         let Some(name) = self.known.get_mut(name) else { return false };
         let now = Instant::now();
         name.looked_up = Some(now);
         name.is_slow = took >= SLOW;
         match &answer {
-            Ok(addresses) => {
-                let before = mem::replace(&mut name.addresses, addresses.clone());
-                name.resolved = Some(now);
-                if before.len() != addresses.len() || addresses.iter().any(|one| !before.contains(one)) {
-                    name.generation.fetch_add(1, Ordering::Release);
-                }
-            }
+            Ok(addresses) => name.resolved(addresses.clone(), now, stay),
             Err(problem) => {
                 let is_old = name.resolved.is_some_and(|at| now.duration_since(at) >= MAX_AGE);
                 if is_old && says_no_such_name(problem) {
                     name.addresses = Arc::new([]);
+                    name.missing.clear();
                 }
             }
         }

@@ -573,14 +573,18 @@ async fn i18_5_a_feed_follows_the_name_of_its_endpoint() {
     let mut new = Engine::bind(&format!("tcp://127.0.0.3:{port}")).await;
     let last = Arc::new(AtomicU8::new(2));
     let address = last.clone();
-    let resolver = Resolver::new(move |_| Ok(vec![([127, 0, 0, address.load(Relaxed)], 0).into()]));
+    let answer = move |_: &str| Ok(vec![([127, 0, 0, address.load(Relaxed)], 0).into()]);
+    let resolver = Resolver::with_stay(Duration::ZERO, answer);
     let mut config = FeedConfig::new(format!("tcp://engine:{port}"));
     config.resolver = resolver.clone();
     let feed = Fixture::of(config);
     feed.first(&mut old, 1, &[Live(true), Got(1)]).await;
     last.store(3, Relaxed);
-    sleep(Duration::from_millis(2_100)).await;
-    resolver.addresses("engine:1").await.unwrap();
+    let begin = tokio::time::Instant::now();
+    while resolver.addresses("engine:1").await.unwrap() != [([127, 0, 0, 3], 1).into()] {
+        assert!(begin.elapsed() < Duration::from_secs(60));
+        sleep(Duration::from_millis(50)).await;
+    }
     // I18.5
     feed.expect(&[Live(false), Forget("disconnected"), Live(true)]).await;
     feed.first(&mut new, 2, &[Got(2)]).await;

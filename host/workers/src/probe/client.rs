@@ -346,8 +346,8 @@ mod tests {
         }
         let last = Arc::new(AtomicUsize::new(2));
         let address = last.clone();
-        let resolver =
-            Resolver::new(move |_| Ok(vec![format!("127.0.0.{}:0", address.load(Relaxed)).parse().unwrap()]));
+        let answer = move |_: &str| Ok(vec![format!("127.0.0.{}:0", address.load(Relaxed)).parse().unwrap()]);
+        let resolver = Resolver::with_stay(Duration::ZERO, answer);
         let url = format!("http://engine:{port}");
         let spec = WorkerSpec::parse_flag(&format!("role=decode,engine=vllm,url={url}")).unwrap();
         let client = Clients::new(Arc::default(), resolver.clone()).of(&spec);
@@ -358,8 +358,11 @@ mod tests {
         };
         assert_eq!((get().await, get().await), ([1, 0], [2, 0]));
         last.store(3, Relaxed);
-        tokio::time::sleep(Duration::from_millis(2_100)).await;
-        resolver.resolve("engine").await.unwrap();
+        let begin = tokio::time::Instant::now();
+        while resolver.addresses("engine:1").await.unwrap() != [([127, 0, 0, 3], 1).into()] {
+            assert!(begin.elapsed() < Duration::from_secs(60));
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
         // I18.5: after its present request
         assert_eq!((get().await, get().await, get().await), ([3, 0], [3, 1], [3, 2]));
     }

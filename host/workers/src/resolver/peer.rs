@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use super::{Name, Resolver};
+use super::{FORGOTTEN, Name, Resolver};
 
 /// How often a name is looked up while connections to its addresses are used.
 pub(super) const FOLLOW_INTERVAL: Duration = Duration::from_secs(10);
@@ -21,7 +21,7 @@ pub struct Peer {
     name: Arc<str>,
     address: IpAddr,
     generation: Arc<AtomicU64>,
-    /// Generation of the addresses among which the peer was last found.
+    /// Generation in which the peer was last found current; [`FORGOTTEN`] before.
     checked: AtomicU64,
 }
 
@@ -38,14 +38,16 @@ impl Resolver {
             name: name.clone(),
             address: peer.ip(),
             generation: known.generation.clone(),
-            checked: AtomicU64::new(u64::MAX),
+            checked: AtomicU64::new(FORGOTTEN),
         })
     }
 
-    /// Returns whether the last look-up of `name` that succeeded has the address, or the name is not known.
+    /// Returns whether look-ups of `name` had the address a short time ago, or the name is not known.
     pub(crate) fn has(&self, name: &str, address: IpAddr) -> bool {
         let names = self.0.names.lock();
-        let has = |known: &Name| known.addresses.iter().any(|one| one.ip() == address);
+        let has = |known: &Name| {
+            known.missing.contains_key(&address) || known.addresses.iter().any(|one| one.ip() == address)
+        };
         names.known.get(name).is_none_or(|known| known.addresses.is_empty() || has(known))
     }
 
@@ -60,11 +62,11 @@ impl Resolver {
 
 impl Peer {
     /// Returns whether the connection may be used further: its name still has the address of its peer. Takes
-    /// a lock only when the addresses of the name changed.
+    /// a lock only when the name lost addresses or was forgotten.
     #[must_use]
     pub fn is_current(&self) -> bool {
         let generation = self.generation.load(Ordering::Acquire);
-        if self.checked.load(Ordering::Relaxed) == generation {
+        if generation != FORGOTTEN && self.checked.load(Ordering::Relaxed) == generation {
             return true;
         }
         let is_current = self.resolver.has(&self.name, self.address);

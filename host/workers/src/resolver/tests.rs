@@ -16,12 +16,25 @@ fn expire(resolver: &Resolver, name: &str) {
     resolver.0.names.lock().known.get_mut(name).unwrap().looked_up = None;
 }
 
+/// Looks the name `a` up, however long that takes.
+async fn look_up_again(resolver: &Resolver) {
+    expire(resolver, "a");
+    resolver.resolve("a").await.unwrap();
+    while resolver.0.names.lock().known["a"].looked_up.is_none() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
 /// Returns a resolver whose look-ups wait for an answer each, and a sender of answers.
 fn answered_by_hand() -> (Resolver, mpsc::Sender<io::Result<u8>>, Arc<AtomicUsize>) {
+    answered_by_hand_with(STAY)
+}
+
+fn answered_by_hand_with(stay: Duration) -> (Resolver, mpsc::Sender<io::Result<u8>>, Arc<AtomicUsize>) {
     let (answers, received) = mpsc::channel();
     let (received, asked) = (Mutex::new(received), Arc::new(AtomicUsize::new(0)));
     let count = asked.clone();
-    let resolver = Resolver::new(move |_| {
+    let resolver = Resolver::with_stay(stay, move |_| {
         count.fetch_add(1, Relaxed);
         let answer: io::Result<u8> = received.lock().recv().unwrap_or(Ok(0));
         answer.map(|last| vec![address(last)])
@@ -113,8 +126,8 @@ async fn i18_2_a_name_is_looked_up_once_at_a_time_and_again_when_its_addresses_a
 }
 
 #[tokio::test]
-async fn i18_5_a_connection_is_used_while_the_last_look_up_has_its_peer() {
-    let (resolver, answers, asked) = answered_by_hand();
+async fn i18_5_a_connection_is_used_until_look_ups_lack_its_peer() {
+    let (resolver, answers, asked) = answered_by_hand_with(Duration::ZERO);
     answers.send(Ok(1)).unwrap();
     resolver.resolve("a").await.unwrap();
     let peer = resolver.peer("a:80", address(1)).unwrap();
@@ -139,6 +152,46 @@ async fn i18_5_a_connection_is_used_while_the_last_look_up_has_its_peer() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     assert!(resolver.peer("a:80", address(2)).unwrap().is_current());
+}
+
+#[tokio::test]
+async fn i18_5_a_connection_stays_for_a_minute_while_look_ups_lack_its_peer() {
+    let answers = Arc::new(Mutex::new(vec![address(1), address(2)]));
+    let said = answers.clone();
+    let resolver = Resolver::new(move |_| Ok(said.lock().clone()));
+    let look_up = async |addresses: &[u8]| {
+        *answers.lock() = addresses.iter().copied().map(address).collect();
+        look_up_again(&resolver).await;
+    };
+    resolver.resolve("a").await.unwrap();
+    let [first, second] = [1, 2].map(|last| resolver.peer("a:80", address(last)).unwrap());
+    let are_current = || (first.is_current(), second.is_current());
+    let a_minute_passes = || {
+        let mut names = resolver.0.names.lock();
+        for since in names.known.get_mut("a").unwrap().missing.values_mut() {
+            *since = since.checked_sub(STAY).unwrap();
+        }
+    };
+    for addresses in [[2].as_slice(), &[1, 2], &[1], &[1]] {
+        look_up(addresses).await;
+        // I18.5
+        assert_eq!(are_current(), (true, true), "{addresses:?}");
+    }
+    a_minute_passes();
+    look_up(&[1, 2]).await;
+    // I18.5: one look-up that has it begins the minute anew; two entries may be the same address
+    look_up(&[1, 1]).await;
+    assert_eq!(are_current(), (true, true));
+    a_minute_passes();
+    look_up(&[1, 1]).await;
+    // I18.5
+    assert_eq!(are_current(), (true, false));
+    for begin in 0..8 {
+        *answers.lock() = (0..=u8::MAX).map(|last| ([127, 0, begin, last], 0).into()).collect();
+        look_up_again(&resolver).await;
+    }
+    assert!(resolver.0.names.lock().known["a"].missing.len() <= MAX_MISSING);
+    assert!(!first.is_current(), "those that are missing for the longest time are dropped");
 }
 
 /// Waits until a number of look-ups run, and no more.
@@ -215,10 +268,16 @@ async fn the_name_that_was_not_used_for_the_longest_time_makes_room() {
         resolver.0.names.lock().known.insert(number.to_string().into(), Name::new(Instant::now()));
     }
     resolver.resolve("0").await.unwrap();
+    let peer = resolver.peer("1:80", address(2)).unwrap();
+    assert!(peer.is_current());
     resolver.resolve("new").await.unwrap();
-    let names = resolver.0.names.lock();
-    assert_eq!(names.known.len(), MAX_NAMES);
-    assert!(
-        names.known.contains_key("0") && names.known.contains_key("new") && !names.known.contains_key("1")
-    );
+    {
+        let names = resolver.0.names.lock();
+        assert_eq!(names.known.len(), MAX_NAMES);
+        let known = ["0", "new", "1"].map(|name| names.known.contains_key(name));
+        assert_eq!(known, [true, true, false]);
+    }
+    assert!(peer.is_current());
+    resolver.resolve("1").await.unwrap();
+    assert!(!peer.is_current(), "a connection of a name that was forgotten follows it again");
 }
