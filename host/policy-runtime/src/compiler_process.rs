@@ -186,8 +186,8 @@ impl CompilerProcess {
         self.compiled.load(Ordering::Relaxed)
     }
 
-    /// Notes that the daemon is about to end. What ends it may end a compiler process, too, so that no file is
-    /// quarantined any more.
+    /// Notes that the daemon is about to end. What ends it may end a compiler process, too, so that no file
+    /// is quarantined any more.
     pub(crate) fn drain(&self) {
         self.draining.store(true, Ordering::Relaxed);
     }

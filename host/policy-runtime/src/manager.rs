@@ -306,8 +306,8 @@ impl PolicyManager {
         self.engine.usage()
     }
 
-    /// Notes that the gateway is about to end: a compiler process that dies from now on is not held against its
-    /// file.
+    /// Notes that the gateway is about to end: a compiler process that dies from now on is not held against
+    /// its file.
     pub fn drain(&self) {
         if let Some((compiler, _)) = self.engine.compiler_process() {
             compiler.drain();

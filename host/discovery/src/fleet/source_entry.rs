@@ -163,9 +163,9 @@ impl SourceEntry {
         workers
     }
 
-    /// Makes the workers that are not ready leave. If that were more than `share` of the workers of a role and
-    /// models, they stay as they are: whatever says so, such as a control plane without its nodes, may be what
-    /// fails.
+    /// Makes the workers that are not ready leave. If that were more than `share` of the workers of a role
+    /// and models, they stay as they are: whatever says so, such as a control plane without its nodes, may be
+    /// what fails.
     fn set_aside_unready(&mut self, workers: &mut [Found], share: f64) {
         // Of each role and models: the workers that are not ready, and all.
         let mut counts: HashMap<(Role, Vec<ModelName>), (usize, usize)> = HashMap::new();

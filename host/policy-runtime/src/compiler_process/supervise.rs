@@ -32,8 +32,8 @@ const EXIT_GRACE: Duration = Duration::from_secs(2);
 /// Unit of CPU times in `/proc`, milliseconds: USER_HZ is 100.
 const MILLIS_OF_TICK: u64 = 10;
 
-/// Signals that the kernel sends for what a process does: KILL for the hard limit of CPU time, or when there is
-/// no more memory. Others come from outside.
+/// Signals that the kernel sends for what a process does: KILL for the hard limit of CPU time, or when there
+/// is no more memory. Others come from outside.
 const SIGNALS_OF_FAULTS: [Signal; 10] = [
     Signal::ABORT,
     Signal::BUS,
@@ -55,7 +55,8 @@ pub(super) enum Ended {
     Died(String),
     /// It gave no answer, or was cancelled.
     Failed(String),
-    /// The file is not to blame: the process could not be started, got too little CPU time, or was told to end.
+    /// The file is not to blame: the process could not be started, got too little CPU time, or was told to
+    /// end.
     NotRun(String),
 }
 
@@ -136,8 +137,8 @@ fn start(program: &Path, request: &Request) -> io::Result<Child> {
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
-        // A group of its own: signals to the daemon's group, as Ctrl-C in a terminal, do not reach it. It ends
-        // with the daemon.
+        // A group of its own: signals to the daemon's group, as Ctrl-C in a terminal, do not reach it. It
+        // ends with the daemon.
         .process_group(0)
         .spawn()
 }

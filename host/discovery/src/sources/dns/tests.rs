@@ -96,8 +96,7 @@ impl Server {
                     continue;
                 };
                 let length = u16::try_from(answer.len()).unwrap();
-                let Ok(()) = stream.write_u16(length).await else { continue };
-                let Ok(()) = stream.write_all(&answer).await else { continue };
+                let _ = stream.write_all(&[&length.to_be_bytes()[..], &answer].concat()).await;
             }
         });
         Self {
