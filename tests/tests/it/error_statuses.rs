@@ -232,7 +232,8 @@ async fn i_shed_a_policy_s_refusal_is_its_status_and_reason() {
     })
     .await;
     cluster.drop_policy("aggregated.wasm", pointsman_test_guests::HOSTILE).unwrap();
-    for _ in 0..400 {
+    let dropped = tokio::time::Instant::now();
+    while dropped.elapsed() < Duration::from_mins(1) {
         let reply = cluster.client.post(CHAT, &[], chat(1)).await.unwrap();
         if reply.status != 200 {
             // I_shed

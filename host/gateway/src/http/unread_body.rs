@@ -55,22 +55,11 @@ impl CurrentBody {
         match mem::take(&mut *self.0.lock()) {
             State::Read => Either::Left(done(true)),
             // Boxed, because few requests wait here.
-            unread => Either::Right(Box::pin(unread.ends())),
+            State::Left(rest) if rest.size_hint().lower() <= MAX_REST as u64 => {
+                Either::Right(Box::pin(read_rest(rest, MAX_REST, REST)))
+            }
+            State::Unread | State::Left(_) => Either::Left(done(false)),
         }
-    }
-}
-
-impl State {
-    async fn ends(self) -> bool {
-        if let Self::Left(rest) = self
-            && rest.size_hint().lower() <= MAX_REST as u64
-            && read_rest(rest, MAX_REST, REST).await
-        {
-            return true;
-        }
-        // The HTTP server learns that nobody reads the body when it runs again, but nothing wakes it.
-        tokio::task::yield_now().await;
-        false
     }
 }
 
