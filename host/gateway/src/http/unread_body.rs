@@ -29,12 +29,12 @@ pub(super) struct CurrentBody(Arc<Mutex<State>>);
 
 #[derive(Debug, Default)]
 enum State {
-    /// It was read to its end, or there is none.
+    /// The body was read to its end, or the request has none.
     #[default]
     Read,
-    /// It was not read to its end.
+    /// The body was not read to its end.
     Unread,
-    /// It was not read to its end, and its reader left this.
+    /// The same, and its reader is gone: this is the rest.
     Left(Incoming),
 }
 

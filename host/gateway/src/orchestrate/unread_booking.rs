@@ -34,7 +34,7 @@ impl UnreadBooking {
     pub(super) fn expire(&mut self) {
         self.since = Instant::now();
         if self.booking.is_booked() {
-            // Whoever sees that the load is gone finds it counted.
+            // Counted first, so that the metric has it once the load is gone.
             self.state.metrics.expired_bookings.inc();
             self.booking.release();
             self.state.queue.wake();
