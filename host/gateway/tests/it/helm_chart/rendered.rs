@@ -163,6 +163,25 @@ fn n6_values_that_are_unknown_or_cannot_work_are_refused_with_a_sentence() {
 }
 
 #[test]
+fn n6_servers_that_the_network_policy_may_reach_are_not_refused() {
+    let Some(helm) = Helm::installed() else { return };
+    let policy = "networkPolicy.enabled=true";
+    let (otlp, engines) = ("config.traces.endpoint=http://otlp:4318", "--set-json=networkPolicy.engines");
+    for values in [
+        &[policy, "config.auth.jwt.jwks_url=https://[fd00::1]/a"][..],
+        &[policy, "config.traces.endpoint=http://127.0.0.1:4318"],
+        &[policy, otlp, &format!(r#"{engines}=[{{"namespaceSelector":{{}}}}]"#)],
+        &[policy, otlp, &format!(r#"{engines}=[{{"ipBlock":{{"cidr":"10.0.0.0/8"}}}}]"#)],
+    ] {
+        // N6.9
+        assert_eq!(helm.template(values).err(), None, "{values:?}");
+    }
+    let other = [policy, "config.traces.endpoint=http://127.0.0.1.example:4318"];
+    // N6.9
+    assert!(helm.template(&other).is_err(), "a name that begins as a loopback address");
+}
+
+#[test]
 fn n6_sources_of_policies_that_cannot_work_are_refused_with_a_sentence() {
     let Some(helm) = Helm::installed() else { return };
     let cases: Refused<'_> = &[
