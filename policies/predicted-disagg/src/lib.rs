@@ -1,5 +1,5 @@
-//! Decode override: prefills on the decode worker where that is predicted to cost less time than a prefill
-//! worker and the transfer.
+//! Decode override: prefills on the decode worker where that is predicted to save more than a step of
+//! computation.
 
 mod rule;
 
@@ -49,16 +49,15 @@ impl PredictedDisagg {
 
 impl DecodeOverride for PredictedDisagg {
     fn decide(&self, _: &Call, decode: &Facts<'_>, prefill: &Facts<'_>) -> Result<Plan, Error> {
-        if decode.rows() == 0 || self.local_prefill.at(decode, 0) != 1 {
+        // Routing tells why no prefill worker can serve.
+        if decode.rows() == 0 || prefill.rows() == 0 || self.local_prefill.at(decode, 0) != 1 {
             return Ok(Plan::Remote);
         }
         let prompt =
             Prompt { tokens: self.prompt_tokens.get(decode), block: self.block_size.get(decode).max(1) };
-        let local = self.settings.local(prompt, self.worker(decode, 0));
         let workers = (0..prefill.rows()).map(|row| self.worker(prefill, row));
-        // Without a prefill worker the host has no remote plan to carry out.
-        let remote = self.settings.remote(prompt, workers);
-        Ok(if remote.is_none_or(|remote| local < remote) { Plan::Local } else { Plan::Remote })
+        let local = self.settings.is_local(prompt, self.worker(decode, 0), workers);
+        Ok(if local { Plan::Local } else { Plan::Remote })
     }
 }
 
@@ -77,8 +76,8 @@ mod tests {
 
     #[test]
     fn a_setting_out_of_range_is_refused() {
-        let settings = Settings { transfer_tokens: -1.0, ..Settings::default() };
+        let settings = Settings { margin_tokens: -1.0, ..Settings::default() };
         let error = PredictedDisagg::configure(settings, &mut Wants::default()).unwrap_err();
-        assert_eq!(error, "transfer-tokens: -1 is not a finite number of 0 to 1000000");
+        assert_eq!(error, "margin-tokens: -1 is not a finite number of 0 to 1000000");
     }
 }

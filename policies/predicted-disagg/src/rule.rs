@@ -1,4 +1,4 @@
-//! Predicts the cost of local and of remote prefill. Knows numbers and no facts.
+//! Compares the cost of local and of remote prefill. Knows numbers and no facts.
 
 use serde::Deserialize;
 
@@ -6,14 +6,10 @@ use serde::Deserialize;
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Settings {
-    /// Prompt tokens that take as long to compute as the fixed part of a step.
-    pub step_tokens: f32,
     /// Weight of the delay of each active request of the decode worker by this prompt's computation.
     pub delayed_weight: f32,
-    /// Prompt tokens that take as long to compute as the transfer of one token.
-    pub transfer_tokens: f32,
-    /// Prompt tokens that take as long to compute as the fixed part of a handoff.
-    pub handoff_tokens: f32,
+    /// Prompt tokens that a local prefill has to save.
+    pub margin_tokens: f32,
 }
 
 /// A prompt.
@@ -38,7 +34,7 @@ pub(crate) struct Worker {
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { step_tokens: 1_000.0, delayed_weight: 3.0, transfer_tokens: 0.2, handoff_tokens: 500.0 }
+        Self { delayed_weight: 1.0, margin_tokens: 1_000.0 }
     }
 }
 
@@ -48,40 +44,38 @@ impl Settings {
     /// # Errors
     /// Names the first setting that is out of range.
     pub(crate) fn check(&self) -> Result<(), String> {
-        let all = [
-            ("step-tokens", self.step_tokens),
-            ("delayed-weight", self.delayed_weight),
-            ("transfer-tokens", self.transfer_tokens),
-            ("handoff-tokens", self.handoff_tokens),
-        ];
+        let all = [("delayed-weight", self.delayed_weight), ("margin-tokens", self.margin_tokens)];
         match all.iter().find(|(_, value)| !(0.0..=1e6).contains(value)) {
             Some((name, value)) => Err(format!("{name}: {value} is not a finite number of 0 to 1000000")),
             None => Ok(()),
         }
     }
 
-    /// Returns the cost of a prefill on the decode worker: its time, and the delay of those who decode there.
-    pub(crate) fn local(&self, prompt: Prompt, decode: Worker) -> f32 {
-        let (queue, own) = self.prefill(prompt, decode);
-        queue + own + single(decode.requests) * self.delayed_weight * own
+    /// Returns whether a prefill on the decode worker costs less than on every prefill worker, by more than
+    /// the margin.
+    pub(crate) fn is_local(
+        &self,
+        prompt: Prompt,
+        decode: Worker,
+        mut prefill: impl Iterator<Item = Worker>,
+    ) -> bool {
+        let delayed = single(decode.requests) * self.delayed_weight * decode.own(prompt);
+        let local = decode.until_computed(prompt) + delayed + self.margin_tokens;
+        prefill.all(|worker| local < worker.until_computed(prompt))
+    }
+}
+
+impl Worker {
+    /// Returns the prompt tokens that this worker computes until the prompt's prefill ends.
+    fn until_computed(self, prompt: Prompt) -> f32 {
+        single(self.waiting) + self.own(prompt)
     }
 
-    /// Returns the time until the KV of a remote prefill has arrived; `None` without prefill workers.
-    pub(crate) fn remote(&self, prompt: Prompt, workers: impl Iterator<Item = Worker>) -> Option<f32> {
-        let times = workers.map(|worker| {
-            let (queue, own) = self.prefill(prompt, worker);
-            queue + own
-        });
-        let transfer = self.transfer_tokens * single(prompt.tokens) + self.handoff_tokens;
-        times.reduce(f32::min).map(|time| time + transfer)
-    }
-
-    /// Returns the time until a prompt's computation begins on a worker, and its duration.
-    fn prefill(&self, prompt: Prompt, worker: Worker) -> (f32, f32) {
-        let step = if worker.waiting > 0 { self.step_tokens } else { 0.0 };
-        let cached = worker.cached.saturating_mul(prompt.block);
+    /// Returns the tokens of the prompt that this worker computes.
+    fn own(self, prompt: Prompt) -> f32 {
+        let cached = self.cached.saturating_mul(prompt.block);
         // The last token is always computed.
-        (single(worker.waiting) + step, single(prompt.tokens.saturating_sub(cached).max(1)))
+        single(prompt.tokens.saturating_sub(cached).max(1))
     }
 }
 
@@ -95,14 +89,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn costs_at_the_limits_are_finite() {
-        let worker = Worker { waiting: u32::MAX, requests: u32::MAX, cached: u32::MAX };
-        let largest =
-            Settings { step_tokens: 1e6, delayed_weight: 1e6, transfer_tokens: 1e6, handoff_tokens: 1e6 };
+    fn the_largest_numbers_have_an_order() {
+        let largest = Settings { delayed_weight: 1e6, margin_tokens: 1e6 };
         assert_eq!(largest.check(), Ok(()));
         let prompt = Prompt { tokens: u32::MAX, block: u32::MAX };
-        assert!(largest.local(prompt, Worker { cached: 0, ..worker }).is_finite());
-        assert!(largest.remote(prompt, std::iter::once(worker)).is_some_and(f32::is_finite));
-        assert_eq!(largest.remote(prompt, std::iter::empty()), None);
+        let busy = Worker { waiting: u32::MAX, requests: u32::MAX, cached: 0 };
+        assert!(!largest.is_local(prompt, busy, std::iter::once(busy)));
+        let idle = Worker { waiting: 0, requests: 0, cached: u32::MAX };
+        assert!(largest.is_local(prompt, idle, std::iter::once(busy)));
     }
 }

@@ -228,6 +228,44 @@ async fn d4_a_busy_prefill_pool_makes_prefill_local() {
 }
 
 #[tokio::test]
+async fn d4_the_default_prefills_locally_where_that_saves_more_than_a_step() {
+    let slow =
+        SimConfig { overhead: Duration::from_secs(3), ..SimConfig::instant(Dialect::Vllm, Role::Prefill) };
+    let cluster =
+        TestClusterBuilder::new().sim_with(slow, "").sim(Dialect::Vllm, Role::Decode).start().await.unwrap();
+    let is_remote = async |prompt: &str| {
+        let reply = cluster.client.post("/v1/route", &[], body(prompt)).await.unwrap();
+        assert_eq!(reply.status, 200, "{reply:?}");
+        reply.json().unwrap()["worker_id"]["prefill_worker_id"].is_u64()
+    };
+    let long = |prompt: &str| prompt.repeat(20);
+    // D4.8: an idle pair
+    assert!(is_remote(&long("one long prompt ")).await);
+    let tasks = tokio_util::task::TaskTracker::new();
+    let send = |prompt: &str| {
+        let (client, body) = (cluster.client.clone(), body(prompt));
+        tasks.spawn(async move { client.post(COMPLETIONS, &[], body).await.unwrap() })
+    };
+    let short = send("short ");
+    cluster.until("a short prompt waits", |cluster| cluster.booked() == 1).await.unwrap();
+    // D4.8: less than a step
+    assert!(is_remote(&long("one long prompt ")).await);
+    let first = send(&long("one long prompt "));
+    cluster.until("a long prompt waits", |cluster| cluster.booked() == 2).await.unwrap();
+    // D4.8: more than a step
+    let second = body(&long("another long prompt "));
+    assert_eq!(decisions(&cluster, second.clone()).await, ["aggregated=2/0 plan"]);
+    for task in [short, first] {
+        assert_eq!(task.await.unwrap().status, 200);
+    }
+    cluster.at_rest().await.unwrap();
+    cluster.gateway.state().router.index().flush();
+    // D4.8: an idle pair, of which decode alone has the prompt
+    assert_eq!(decisions(&cluster, second).await, ["aggregated=2/0 plan"]);
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
 async fn d4_a_local_plan_that_stock_sglang_cannot_execute_is_counted_and_turned_into_remote() {
     let entry: SlotEntry = toml::from_str("grants = [\"log\", \"state\"]").unwrap();
     let cluster = TestClusterBuilder::new()
