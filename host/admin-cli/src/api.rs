@@ -74,6 +74,8 @@ pub struct Slot {
     pub policy: String,
     pub version: Option<String>,
     pub digest: Option<String>,
+    #[serde(default)]
+    pub parts: Vec<Part>,
     pub calls: u64,
     pub failures: u64,
     pub breaker_open: bool,
@@ -94,6 +96,13 @@ pub struct Slot {
     pub undo: Option<RolledBack>,
     #[serde(default)]
     pub refusals: Vec<Refusal>,
+}
+
+/// A policy of a generation.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Part {
+    pub world: String,
+    pub digest: String,
 }
 
 /// A rollback.
@@ -232,6 +241,8 @@ pub struct Trial {
     pub only_choice: Option<OnlyChoice>,
     #[serde(default)]
     pub digest: Option<String>,
+    #[serde(default)]
+    pub parts: Vec<Part>,
     #[serde(default)]
     pub calls: u64,
     #[serde(default)]

@@ -22,10 +22,10 @@ pub(super) struct Clause {
 const SHOWN: usize = 90;
 
 #[expect(clippy::unwrap_used, reason = "a test reads both patterns")]
-static IS_RULE: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"^[A-S][0-9]{1,2}[a-z]?$").unwrap());
+static IS_RULE: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"^[A-T][0-9]{1,2}[a-z]?$").unwrap());
 #[expect(clippy::unwrap_used, reason = "a test reads both patterns")]
 static IS_CLAUSE: LazyLock<Regex> =
-    LazyLock::new(|| Regex::new(r"^(I_[a-z_]+|[A-S][0-9]{1,2}[a-z]?\.[0-9]+)$").unwrap());
+    LazyLock::new(|| Regex::new(r"^(I_[a-z_]+|[A-T][0-9]{1,2}[a-z]?\.[0-9]+)$").unwrap());
 
 /// Reads the clauses in the order of the document, and the problems with their ids.
 pub(super) fn read(document: &str) -> (Vec<Clause>, Vec<String>) {
@@ -144,7 +144,7 @@ mod tests {
         for id in ["B1.2", "C7a.1", "A5.12", "I_shed", "I1.3"] {
             assert!(is_clause(id), "{id}");
         }
-        for id in ["B1", "T1.1", "B.1", "B1.", "I_", "I_Shed", "B1.2a", "b1.2", "B123.1"] {
+        for id in ["B1", "U1.1", "B.1", "B1.", "I_", "I_Shed", "B1.2a", "b1.2", "B123.1"] {
             assert!(!is_clause(id), "{id}");
         }
     }

@@ -242,6 +242,23 @@ async fn one_pass_ends_with_a_code_for_scripts() {
     assert!(code == Some(2) && text.contains("has none of Cargo.toml"), "{text}");
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn t1_a_formula_file_with_keep_alone_is_followed_in_the_shadow_lane() {
+    let gateway = Gateway::start().await;
+    let _traffic = gateway.traffic(Arc::new(AtomicU32::new(2)));
+    let text = "keep = \"active_requests < 1000\"\n";
+    let (dir, _) = formula(text);
+    let target = Target::of(&gateway);
+    let mut dev = Dev::start(dir.path(), &target.arguments(&["--timeout", "60"]));
+    // T1.3
+    dev.until("live      shadow, generation ");
+    // T1.3
+    dev.until("the first decision of generation ");
+    assert_eq!(shadow(&gateway)["parts"][0]["digest"], digest(text));
+    assert_eq!(dev.terminate().code(), Some(0));
+    assert!(gateway.files().is_empty(), "{:?}", gateway.files());
+}
+
 /// A Rust project, from a new one to a policy that misbehaves only in the gateway.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rust_policy_is_built_again_after_each_save_and_its_failures_are_shown() {

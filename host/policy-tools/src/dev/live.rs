@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use pointsman_admin_cli::{
     Gateway, GatewayError,
-    api::{LastFailure, Policies, Slot, Trial},
+    api::{LastFailure, Part, Policies, Slot, Trial},
     query, segment,
     text::{counted, percent},
 };
@@ -115,7 +115,7 @@ pub(super) struct OwnPolicy {
 /// Generation that a lane runs.
 struct Running<'a> {
     generation: u64,
-    digest: Option<&'a str>,
+    parts: &'a [Part],
     calls: u64,
     failures: u64,
     breaker_open: bool,
@@ -179,7 +179,9 @@ impl OwnPolicy {
             self.see_absent(None, look, &mut seen);
             return seen;
         };
-        match Running::of(slot, self.lane).filter(|running| running.digest == Some(self.digest.as_str())) {
+        // The digest of the lane is that of the policy that ranks, and the file may be a filter.
+        let is_own = |running: &Running<'_>| running.parts.iter().any(|part| part.digest == self.digest);
+        match Running::of(slot, self.lane).filter(is_own) {
             Some(running) => self.see_running(&running, &mut seen),
             None => self.see_absent(Some(slot), look, &mut seen),
         }
@@ -288,7 +290,7 @@ impl<'a> Running<'a> {
             Lane::Active => {
                 return Some(Self {
                     generation: slot.generation,
-                    digest: slot.digest.as_deref(),
+                    parts: &slot.parts,
                     calls: slot.calls,
                     failures: slot.failures,
                     breaker_open: slot.breaker_open,
@@ -300,7 +302,7 @@ impl<'a> Running<'a> {
         };
         Some(Self {
             generation: trial.generation,
-            digest: trial.digest.as_deref(),
+            parts: &trial.parts,
             calls: trial.calls,
             failures: trial.failures,
             breaker_open: trial.breaker_open,

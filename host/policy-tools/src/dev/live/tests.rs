@@ -7,9 +7,13 @@ use super::*;
 fn look(change: impl FnOnce(&mut Value), lines: Lines) -> Look {
     let mut slot = json!({
         "slot": "prefill", "model": null, "state": "active", "generation": 4, "policy": "kv-aware", "version": null,
-        "digest": "aa", "calls": 9, "failures": 0, "breaker_open": false, "canary": null, "refusals": [],
-        "shadow": { "generation": 7, "share": 1.0, "policy": "mine", "digest": "bb", "calls": 0, "agree": 0,
-                    "disagree": 0, "failed": 0 },
+        "digest": "aa", "parts": [{ "world": "selector", "digest": "aa" }], "calls": 9, "failures": 0,
+        "breaker_open": false, "canary": null, "refusals": [],
+        "shadow": {
+            "generation": 7, "share": 1.0, "policy": "mine", "digest": "aa", "calls": 0, "agree": 0, "disagree": 0,
+            "failed": 0,
+            "parts": [{ "world": "filter", "digest": "bb" }, { "world": "selector", "digest": "aa" }],
+        },
     });
     change(&mut slot);
     Look { slot: Some(serde_json::from_value(slot).unwrap()), compiling: Vec::new(), lines }
@@ -21,6 +25,15 @@ fn labels(seen: &Seen) -> Vec<&'static str> {
 
 fn mine() -> OwnPolicy {
     OwnPolicy::placed("bb", Instant::now(), "build 0.40, cases 0.20".to_owned(), 100)
+}
+
+#[test]
+fn t1_a_filter_is_live_before_the_policy_that_ranks() {
+    // The digest of the lane is "aa", which is also active.
+    let mut other = OwnPolicy::placed("cc", Instant::now(), String::new(), 100);
+    // T1.3
+    assert_eq!(labels(&mine().see(&look(|_| {}, Lines::default()))), ["live"]);
+    assert!(labels(&other.see(&look(|_| {}, Lines::default()))).is_empty());
 }
 
 #[test]

@@ -179,7 +179,7 @@ async fn roll_back(
     promoted: &str,
 ) -> Result<Option<Report>, GatewayError> {
     let look = slot.clone().look(gateway.clone(), None).await?;
-    if look.slot.and_then(|slot| slot.digest).as_deref() != Some(promoted) {
+    if !look.slot.is_some_and(|slot| slot.parts.iter().any(|part| part.digest == promoted)) {
         return Ok(None);
     }
     let query = query(&[("model", slot.model.as_deref())]);
