@@ -3,7 +3,7 @@
 use serde::Deserialize as _;
 
 use crate::{
-    api::{Decision, Outcome},
+    api::{Costed, Decision, Outcome, Stage},
     status::short,
     text::{clean, counted, millis, moment},
 };
@@ -25,7 +25,6 @@ fn told(one: &Decision) -> impl Iterator<Item = String> {
         Some(decided(one)),
         Some(chosen(one)),
         one.reason.as_ref().filter(|reason| !reason.is_empty()).map(|reason| format!("The policy's reason: {reason}.")),
-        left(one),
         one.cached_blocks.map(|(device, host, disk)| {
             format!("Blocks of the prompt expected in its cache: {device} on the device, {host} on the host, {disk} on disk.")
         }),
@@ -61,29 +60,74 @@ fn asked(one: &Decision) -> String {
 }
 
 fn decided(one: &Decision) -> String {
-    let digest =
-        one.digest.as_deref().map(|digest| format!(", digest {}", short(digest))).unwrap_or_default();
-    let content = match &one.policy {
-        Some(policy) => format!("policy {policy} (generation {}{digest}, lane {})", one.generation, one.mode),
+    let called: Vec<&Stage> = one.stages.iter().filter(|stage| stage.policy.is_some()).collect();
+    let ended_in_filter = called.last().is_some_and(|stage| is_filter(stage));
+    let it = if ended_in_filter { "The filter" } else { "It" };
+    let by = &one.decider;
+    let how = match (by.by.as_str(), one.refused.as_ref().map(|refused| &*refused.code)) {
+        ("policy", Some("nobody_left")) => String::new(),
+        ("policy", Some("policy_failed")) => format!(" {it} failed."),
+        ("policy", _) => " It decided.".to_owned(),
+        ("native", _) => {
+            format!(" The native selector `{}` decided.", by.mode.as_deref().unwrap_or("default"))
+        }
+        ("fallback", _) => {
+            let why = no_answer(by.reason.as_deref().unwrap_or("unknown"), by.detail.as_deref());
+            format!(" {it} {why}, and the native fallback decided.")
+        }
+        ("pin", _) => " It was not asked: a hint of the request named the worker.".to_owned(),
+        ("session", _) => " It was not asked: the session of the request is bound to the worker.".to_owned(),
+        ("plan", _) => " It was not asked: the decode override had chosen the worker.".to_owned(),
+        (other, _) => format!(" Decided by {other}."),
+    };
+    format!("Slot {} ran {}.{how}", one.slot, program(one, &called, ended_in_filter))
+}
+
+/// The filters that were called with what each kept, and the policy that ranks.
+fn program(one: &Decision, called: &[&Stage], ended_in_filter: bool) -> String {
+    let short = |digest: &Option<String>| digest.as_deref().map(short).unwrap_or_default();
+    let ranks = match &one.policy {
+        Some(policy) => format!(
+            "policy {policy} (generation {}, digest {}, lane {})",
+            one.generation,
+            short(&one.digest),
+            one.mode
+        ),
         None => format!("a native selector (generation {})", one.generation),
     };
-    let (by, detail) = (&one.decider, one.decider.detail.as_deref().unwrap_or_default());
-    let how = match by.by.as_str() {
-        "policy" => "It decided.".to_owned(),
-        "native" => format!("The native selector `{}` decided.", by.mode.as_deref().unwrap_or("default")),
-        "fallback" => {
-            let detail = if detail.is_empty() { String::new() } else { format!(": {detail}") };
-            format!(
-                "It failed ({}{detail}), and the native fallback decided.",
-                by.reason.as_deref().unwrap_or("unknown")
-            )
-        }
-        "pin" => "It was not asked: a hint of the request named the worker.".to_owned(),
-        "session" => "It was not asked: the session of the request is bound to the worker.".to_owned(),
-        "plan" => "It was not asked: the decode override had chosen the worker.".to_owned(),
-        other => format!("Decided by {other}."),
-    };
-    format!("Slot {} ran {content}. {how}", one.slot)
+    let nobody_left = one.refused.as_ref().is_some_and(|refused| refused.code == "nobody_left");
+    let filters =
+        called.iter().enumerate().take_while(|(_, stage)| is_filter(stage)).map(|(place, stage)| {
+            let kept = called.get(place + 1).map(|next| next.rows).or(nobody_left.then_some(0));
+            let kept = kept.map(|kept| format!(", which kept {kept} of {}", stage.rows)).unwrap_or_default();
+            let name = stage.policy.as_deref().unwrap_or_default();
+            format!("filter {name} (digest {}){kept}", short(&stage.digest))
+        });
+    let filters = filters.collect::<Vec<_>>().join(", then ");
+    match (filters.is_empty(), ended_in_filter) {
+        (true, _) => ranks,
+        (_, true) => format!("{filters}; {ranks} was not called"),
+        _ => format!("{filters}, then {ranks}"),
+    }
+}
+
+fn is_filter(stage: &Stage) -> bool {
+    stage.world.as_deref() == Some("filter")
+}
+
+/// Why a policy gave no usable answer.
+fn no_answer(reason: &str, detail: Option<&str>) -> String {
+    let detail = detail.unwrap_or_default();
+    match reason {
+        "abstain" => "abstained".to_owned(),
+        "breaker_open" => "was not called, because its breaker is open after failures".to_owned(),
+        "not_ready" => "was not called, because each of its instances was busy or being rebuilt".to_owned(),
+        "committed" => format!("refused the request after its prefill ({detail})"),
+        // Most messages of failures begin with the reason.
+        _ if detail.is_empty() => format!("failed ({reason})"),
+        _ if detail.starts_with(reason) => format!("failed ({detail})"),
+        _ => format!("failed ({reason}: {detail})"),
+    }
 }
 
 fn chosen(one: &Decision) -> String {
@@ -100,7 +144,7 @@ fn chosen(one: &Decision) -> String {
         return format!("The answer was {}{means}{}. {took}", plan.word, about.unwrap_or_default());
     }
     if let Some(refused) = &one.refused {
-        return format!("No candidate was chosen: {} {}. {took}", refused.code, refused.detail);
+        return format!("No candidate was chosen: {} ({}). {took}", refused.detail, refused.code);
     }
     let Some(choice) = &one.choice else { return format!("No candidate was chosen. {took}") };
     let cost = choice.cost.map(|cost| format!(" at cost {cost:.2}")).unwrap_or_default();
@@ -109,18 +153,7 @@ fn chosen(one: &Decision) -> String {
     } else {
         format!(" among {}", counted(among as u64, "candidate"))
     };
-    let second = match (&one.runner_up, choice.cost) {
-        (Some(second), Some(cost)) => second.cost.map(|other| {
-            let more = format!("{:.2}", other - cost);
-            let more = if more == "0.00" {
-                "the same cost".to_owned()
-            } else {
-                format!("cost {other:.2}, {more} dearer")
-            };
-            format!(" The runner-up was {} at {more}.", named(second.worker, second.dp_rank))
-        }),
-        _ => None,
-    };
+    let second = one.runner_up.as_ref().zip(choice.cost).and_then(|(second, cost)| runner_up(second, cost));
     format!(
         "{} was chosen{cost}{among}.{} {took}",
         capital(&named(choice.worker, choice.dp_rank)),
@@ -128,10 +161,15 @@ fn chosen(one: &Decision) -> String {
     )
 }
 
-fn left(one: &Decision) -> Option<String> {
-    let left = one.left.as_ref()?;
-    let all = counted(one.candidates.len() as u64, "candidate");
-    Some(format!("Filters left {} of {all}.", left.len()))
+fn runner_up(second: &Costed, chosen: f64) -> Option<String> {
+    let cost = second.cost?;
+    let more = format!("{:.2}", (cost - chosen).abs());
+    let compared = match more.as_str() {
+        "0.00" => "the same cost".to_owned(),
+        _ if cost < chosen => format!("cost {cost:.2}, {more} cheaper: the cheapest was not chosen"),
+        _ => format!("cost {cost:.2}, {more} dearer"),
+    };
+    Some(format!(" The runner-up was {} at {compared}.", named(second.worker, second.dp_rank)))
 }
 
 fn shadow(one: &Decision) -> Option<String> {
@@ -222,123 +260,4 @@ fn capital(text: &str) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    fn receipt(change: impl FnOnce(&mut serde_json::Value)) -> Decision {
-        let mut value = json!({
-            "id": "6b03751d00000001", "request_id": "r\u{1b}1", "model": "tiny", "leg": "prefill", "attempt": 0,
-            "slot": "prefill", "generation": 3, "mode": "active", "policy": "kv-aware",
-            "digest": "9e9a00112233445566", "decider": { "by": "policy" }, "reason": null,
-            "call": { "seed": 1, "now_us": 1_000_000, "temperature": null }, "candidates": [[1, 0], [2, 1]],
-            "left": null, "choice": { "row": 1, "worker": 2, "dp_rank": 1, "cost": 1.5 },
-            "runner_up": { "row": 0, "worker": 1, "dp_rank": 0, "cost": 4.0 }, "plan": null, "refused": null,
-            "cached_blocks": [3, 0, 0], "shadow": null, "inputs_dropped": false, "took_us": 12.4, "outcome": null,
-        });
-        change(&mut value);
-        serde_json::from_value(value).unwrap()
-    }
-
-    #[test]
-    fn a_receipt_reads_as_sentences() {
-        let text = explain(&receipt(|_| {}));
-        let expected = "\
-            Decision 6b03751d00000001 of 1970-01-01T00:00:01.000Z: the prefill leg of request r\u{fffd}1 for model tiny.\n\
-            Slot prefill ran policy kv-aware (generation 3, digest 9e9a00112233, lane active). It decided.\n\
-            Worker 2 (rank 1) was chosen at cost 1.50 among 2 candidates. The runner-up was worker 1 (rank 0) at cost \
-            4.00, 2.50 dearer. The decision took 12 µs.\n\
-            Blocks of the prompt expected in its cache: 3 on the device, 0 on the host, 0 on disk.\n\
-            The request is still in flight.\n";
-        assert_eq!(text, expected);
-    }
-
-    #[test]
-    fn a_plan_says_what_it_means_and_equal_costs_are_no_difference() {
-        let plan =
-            |word| explain(&receipt(|receipt| receipt["plan"] = json!({ "word": word, "decode": [5, 1] })));
-        let remote =
-            "The answer was remote: prefill and decode on two workers, with worker 5 (rank 1) for decode.";
-        assert!(plan("remote").contains(remote), "{}", plan("remote"));
-        assert!(plan("shed").contains("The answer was shed: the request is refused"), "{}", plan("shed"));
-        let tie = explain(&receipt(|receipt| receipt["runner_up"]["cost"] = json!(1.501)));
-        assert!(tie.contains(" The runner-up was worker 1 (rank 0) at the same cost. "), "{tie}");
-    }
-
-    #[test]
-    fn l5_a_stream_that_left_its_worker_is_told() {
-        let text = explain(&receipt(|receipt| {
-            receipt["outcome"] = json!({
-                "status": 200, "code": "ok", "retried": false, "moved": true, "ttft_ms": 41.0, "itl_ms": 2.0,
-                "output_tokens": 7, "duration_ms": 60.0, "cached_tokens": { "predicted": null, "reported": null },
-            });
-        }));
-        // L5.6
-        assert!(text.contains(" The stream left this worker: it drained, or a request of a higher priority"));
-    }
-
-    #[test]
-    fn a_fallback_a_shadow_and_the_end_are_told() {
-        let text = explain(&receipt(|receipt| {
-            receipt["decider"] = json!({ "by": "fallback", "reason": "deadline", "detail": "after 5 ms" });
-            receipt["shadow"] = json!({ "generation": 4, "choice": [1, 0], "agrees": false });
-            receipt["outcome"] = json!({
-                "status": 200, "code": "ok", "retried": true, "ttft_ms": 41.0, "itl_ms": 2.0, "output_tokens": 7,
-                "duration_ms": 60.0, "cached_tokens": { "predicted": 48, "reported": 32 },
-            });
-        }));
-        for sentence in [
-            "It failed (deadline: after 5 ms), and the native fallback decided.",
-            "The shadow (generation 4) would have chosen worker 1 (rank 0), not the same.",
-            "The request ended after 60 ms with status 200 (ok); TTFT 41 ms, ITL 2.0 ms; 7 output tokens; 48 cached \
-             tokens predicted, 32 reported by the engine. The leg was decided again, so this worker did not serve it.",
-        ] {
-            assert!(text.contains(sentence), "{sentence}\n{text}");
-        }
-    }
-
-    #[test]
-    fn i14_both_legs_of_a_stream_that_went_on_elsewhere_are_told() {
-        let outcome = |failed: serde_json::Value, continues: serde_json::Value| {
-            explain(&receipt(|receipt| {
-                receipt["outcome"] = json!({
-                    "status": 200, "code": "ok", "retried": true, "ttft_ms": 41.0, "itl_ms": 2.0, "output_tokens": 7,
-                    "duration_ms": 60.0, "cached_tokens": { "predicted": 48, "reported": 32 },
-                    "stream_failed": failed, "continues": continues,
-                });
-            }))
-        };
-        let failed = |result: &str, why: Option<&str>, rest: Option<&str>| {
-            let failed = json!({ "result": result, "why": why, "delivered_tokens": 5, "rest": rest });
-            outcome(failed, serde_json::Value::Null)
-        };
-        let begins = "Its engine failed within the stream, after 5 output tokens. ";
-        let rows = [
-            (
-                failed("continued_exact", None, Some("2")),
-                "The rest was generated from the token ids by decision 2.",
-            ),
-            (failed("continued", None, Some("2")), "The rest was generated from the text by decision 2."),
-            (
-                failed("continued", Some("sampled"), Some("2")),
-                "The rest was generated from the text by decision 2: token ids are of use only at a temperature of 0 \
-                 (`sampled`).",
-            ),
-            (failed("failed", None, None), "No other worker could generate the rest."),
-            (
-                failed("penalties", None, None),
-                "The stream was not continued: `penalties` (docs/continuation.md).",
-            ),
-        ];
-        for (text, sentence) in rows {
-            // I14.15
-            assert!(text.contains(&format!("{begins}{sentence}\n")), "{sentence}\n{text}");
-        }
-        let rest = outcome(serde_json::Value::Null, json!("1"));
-        assert!(
-            rest.contains("It generated the rest of the stream that the engine of decision 1 began.\n"),
-            "{rest}"
-        );
-    }
-}
+mod tests;

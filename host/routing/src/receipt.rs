@@ -27,7 +27,8 @@ pub enum Decider {
     },
     /// The fallback, because the policy gave no usable answer.
     Fallback {
-        /// Stable label: `abstain`, `breaker_open`, `nobody_left`, or a failure's kind.
+        /// Stable label: `abstain`, `breaker_open`, `committed` (a refusal after the prefill), or the kind of
+        /// a failure.
         reason: &'static str,
         /// The failure's message.
         detail: String,

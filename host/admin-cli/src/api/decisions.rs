@@ -28,7 +28,8 @@ pub struct Decision {
     pub reason: Option<String>,
     pub call: Call,
     pub candidates: Vec<(u64, u32)>,
-    pub left: Option<Vec<u32>>,
+    #[serde(default)]
+    pub stages: Vec<Stage>,
     pub choice: Option<Costed>,
     pub runner_up: Option<Costed>,
     pub plan: Option<Plan>,
@@ -53,6 +54,16 @@ pub struct Decider {
 #[derive(Clone, Debug, Deserialize)]
 pub struct Call {
     pub now_us: u64,
+}
+
+/// A policy that was called; none for facts that are recorded for every leg.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Stage {
+    pub policy: Option<String>,
+    pub digest: Option<String>,
+    pub world: Option<String>,
+    /// Number of rows that it received.
+    pub rows: u64,
 }
 
 /// A candidate and its cost.

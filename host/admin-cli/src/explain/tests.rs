@@ -1,0 +1,170 @@
+use serde_json::json;
+
+use super::*;
+
+fn receipt(change: impl FnOnce(&mut serde_json::Value)) -> Decision {
+    let mut value = json!({
+        "id": "6b03751d00000001", "request_id": "r\u{1b}1", "model": "tiny", "leg": "prefill", "attempt": 0,
+        "slot": "prefill", "generation": 3, "mode": "active", "policy": "kv-aware",
+        "digest": "9e9a00112233445566", "decider": { "by": "policy" }, "reason": null,
+        "call": { "seed": 1, "now_us": 1_000_000, "temperature": null }, "candidates": [[1, 0], [2, 1]],
+        "left": null, "choice": { "row": 1, "worker": 2, "dp_rank": 1, "cost": 1.5 },
+        "runner_up": { "row": 0, "worker": 1, "dp_rank": 0, "cost": 4.0 }, "plan": null, "refused": null,
+        "cached_blocks": [3, 0, 0], "shadow": null, "inputs_dropped": false, "took_us": 12.4, "outcome": null,
+    });
+    change(&mut value);
+    serde_json::from_value(value).unwrap()
+}
+
+#[test]
+fn a_receipt_reads_as_sentences() {
+    let text = explain(&receipt(|_| {}));
+    let expected = "\
+        Decision 6b03751d00000001 of 1970-01-01T00:00:01.000Z: the prefill leg of request r\u{fffd}1 for model tiny.\n\
+        Slot prefill ran policy kv-aware (generation 3, digest 9e9a00112233, lane active). It decided.\n\
+        Worker 2 (rank 1) was chosen at cost 1.50 among 2 candidates. The runner-up was worker 1 (rank 0) at cost \
+        4.00, 2.50 dearer. The decision took 12 µs.\n\
+        Blocks of the prompt expected in its cache: 3 on the device, 0 on the host, 0 on disk.\n\
+        The request is still in flight.\n";
+    assert_eq!(text, expected);
+}
+
+#[test]
+fn a_plan_says_what_it_means_and_equal_costs_are_no_difference() {
+    let plan =
+        |word| explain(&receipt(|receipt| receipt["plan"] = json!({ "word": word, "decode": [5, 1] })));
+    let remote =
+        "The answer was remote: prefill and decode on two workers, with worker 5 (rank 1) for decode.";
+    assert!(plan("remote").contains(remote), "{}", plan("remote"));
+    assert!(plan("shed").contains("The answer was shed: the request is refused"), "{}", plan("shed"));
+    let tie = explain(&receipt(|receipt| receipt["runner_up"]["cost"] = json!(1.501)));
+    assert!(tie.contains(" The runner-up was worker 1 (rank 0) at the same cost. "), "{tie}");
+}
+
+#[test]
+fn l5_a_stream_that_left_its_worker_is_told() {
+    let text = explain(&receipt(|receipt| {
+        receipt["outcome"] = json!({
+            "status": 200, "code": "ok", "retried": false, "moved": true, "ttft_ms": 41.0, "itl_ms": 2.0,
+            "output_tokens": 7, "duration_ms": 60.0, "cached_tokens": { "predicted": null, "reported": null },
+        });
+    }));
+    // L5.6
+    assert!(text.contains(" The stream left this worker: it drained, or a request of a higher priority"));
+}
+
+#[test]
+fn a_fallback_a_shadow_and_the_end_are_told() {
+    let text = explain(&receipt(|receipt| {
+        receipt["decider"] = json!({ "by": "fallback", "reason": "deadline", "detail": "after 5 ms" });
+        receipt["shadow"] = json!({ "generation": 4, "choice": [1, 0], "agrees": false });
+        receipt["outcome"] = json!({
+            "status": 200, "code": "ok", "retried": true, "ttft_ms": 41.0, "itl_ms": 2.0, "output_tokens": 7,
+            "duration_ms": 60.0, "cached_tokens": { "predicted": 48, "reported": 32 },
+        });
+    }));
+    for sentence in [
+        "It failed (deadline: after 5 ms), and the native fallback decided.",
+        "The shadow (generation 4) would have chosen worker 1 (rank 0), not the same.",
+        "The request ended after 60 ms with status 200 (ok); TTFT 41 ms, ITL 2.0 ms; 7 output tokens; 48 cached \
+         tokens predicted, 32 reported by the engine. The leg was decided again, so this worker did not serve it.",
+    ] {
+        assert!(text.contains(sentence), "{sentence}\n{text}");
+    }
+}
+
+#[test]
+fn t1_filters_are_told_with_what_each_kept() {
+    let filter = |name: &str, rows: u32| json!({ "policy": name, "digest": "aabbccddeeff00", "world": "filter", "rows": rows });
+    let ranker =
+        |rows: u32| json!({ "policy": "kv-aware", "digest": "9e9a", "world": "selector", "rows": rows });
+    // The facts that are recorded for every leg.
+    let always = json!({ "rows": 5 });
+    let text = explain(&receipt(|receipt| {
+        receipt["stages"] = json!([always, filter("near", 5), filter("formula", 3), ranker(2)]);
+    }));
+    let ran = "Slot prefill ran filter near (digest aabbccddeeff), which kept 3 of 5, then filter formula (digest \
+               aabbccddeeff), which kept 2 of 3, then policy kv-aware (generation 3, digest 9e9a00112233, lane \
+               active). It decided.";
+    // T1.1
+    assert!(text.contains(ran), "{text}");
+    let text = explain(&receipt(|receipt| {
+        receipt["stages"] = json!([filter("near", 5)]);
+        receipt["decider"] = json!({ "by": "fallback", "reason": "trap", "detail": "trap: unreachable" });
+    }));
+    let ran = "Slot prefill ran filter near (digest aabbccddeeff); policy kv-aware (generation 3, digest \
+               9e9a00112233, lane active) was not called. The filter failed (trap: unreachable), and the native \
+               fallback decided.";
+    // T1.1
+    assert!(text.contains(ran), "{text}");
+}
+
+#[test]
+fn t2_each_reason_for_a_fallback_has_its_own_words() {
+    for (reason, detail, words) in [
+        ("abstain", "", "It abstained"),
+        ("breaker_open", "", "It was not called, because its breaker is open after failures"),
+        ("not_ready", "no instance ready", "It was not called, because each of its instances was busy"),
+        ("committed", "not now", "It refused the request after its prefill (not now)"),
+        ("timeout", "stopped after 2 ms", "It failed (timeout: stopped after 2 ms)"),
+        ("error", "", "It failed (error)"),
+    ] {
+        let text = explain(&receipt(|receipt| {
+            receipt["decider"] = json!({ "by": "fallback", "reason": reason, "detail": detail });
+        }));
+        // T2.1
+        assert!(text.contains(&format!(" {words}")), "{text}");
+        assert!(text.contains(", and the native fallback decided.\n"), "{text}");
+    }
+}
+
+#[test]
+fn t2_a_runner_up_that_is_cheaper_than_the_choice_is_told() {
+    let text = explain(&receipt(|receipt| receipt["runner_up"]["cost"] = json!(0.5)));
+    // T2.3
+    assert!(text.contains(" at cost 0.50, 1.00 cheaper: the cheapest was not chosen. "), "{text}");
+}
+
+#[test]
+fn i14_both_legs_of_a_stream_that_went_on_elsewhere_are_told() {
+    let outcome = |failed: serde_json::Value, continues: serde_json::Value| {
+        explain(&receipt(|receipt| {
+            receipt["outcome"] = json!({
+                "status": 200, "code": "ok", "retried": true, "ttft_ms": 41.0, "itl_ms": 2.0, "output_tokens": 7,
+                "duration_ms": 60.0, "cached_tokens": { "predicted": 48, "reported": 32 },
+                "stream_failed": failed, "continues": continues,
+            });
+        }))
+    };
+    let failed = |result: &str, why: Option<&str>, rest: Option<&str>| {
+        let failed = json!({ "result": result, "why": why, "delivered_tokens": 5, "rest": rest });
+        outcome(failed, serde_json::Value::Null)
+    };
+    let begins = "Its engine failed within the stream, after 5 output tokens. ";
+    let rows = [
+        (
+            failed("continued_exact", None, Some("2")),
+            "The rest was generated from the token ids by decision 2.",
+        ),
+        (failed("continued", None, Some("2")), "The rest was generated from the text by decision 2."),
+        (
+            failed("continued", Some("sampled"), Some("2")),
+            "The rest was generated from the text by decision 2: token ids are of use only at a temperature of 0 \
+             (`sampled`).",
+        ),
+        (failed("failed", None, None), "No other worker could generate the rest."),
+        (
+            failed("penalties", None, None),
+            "The stream was not continued: `penalties` (docs/continuation.md).",
+        ),
+    ];
+    for (text, sentence) in rows {
+        // I14.15
+        assert!(text.contains(&format!("{begins}{sentence}\n")), "{sentence}\n{text}");
+    }
+    let rest = outcome(serde_json::Value::Null, json!("1"));
+    assert!(
+        rest.contains("It generated the rest of the stream that the engine of decision 1 began.\n"),
+        "{rest}"
+    );
+}
