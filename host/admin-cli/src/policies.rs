@@ -9,7 +9,7 @@ use crate::{
     block_on,
     gateway::GatewayArgs,
     print,
-    status::short,
+    status::{digests, short},
     text::{Column, NONE, Table, ago, clean, now_ms, percent},
 };
 
@@ -119,7 +119,7 @@ fn lanes(slots: &[Slot]) -> Table {
             "active".to_owned(),
             slot.policy.clone(),
             slot.generation.to_string(),
-            slot.digest.as_deref().map_or(NONE.to_owned(), short),
+            digests(slot.digest.as_deref(), &slot.parts),
             percent(Some(1.0 - canary)),
             slot.calls.to_string(),
             slot.failures.to_string(),
@@ -133,7 +133,7 @@ fn lanes(slots: &[Slot]) -> Table {
                 lane.to_owned(),
                 trial.policy.clone(),
                 trial.generation.to_string(),
-                trial.digest.as_deref().map_or(NONE.to_owned(), short),
+                digests(trial.digest.as_deref(), &trial.parts),
                 percent(Some(trial.share)),
                 trial.calls.to_string(),
                 trial.failures.to_string(),

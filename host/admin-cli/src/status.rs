@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::Args;
 
 use crate::{
-    api::{Live, OnlyChoice, Slot, Status, Trial},
+    api::{Live, OnlyChoice, Part, Slot, Status, Trial},
     block_on,
     gateway::GatewayArgs,
     print,
@@ -163,7 +163,7 @@ fn slots(slots: &[Slot]) -> Table {
             slot.model.clone().unwrap_or_else(|| "all".to_owned()),
             policy,
             slot.generation.to_string(),
-            slot.digest.as_deref().map_or(NONE.to_owned(), short),
+            digests(slot.digest.as_deref(), &slot.parts),
             if slot.breaker_open { "breaker open".to_owned() } else { slot.state.clone() },
             slot.calls.to_string(),
             slot.failures.to_string(),
@@ -177,6 +177,13 @@ fn slots(slots: &[Slot]) -> Table {
 #[must_use]
 pub fn short(digest: &str) -> String {
     digest.chars().take(12).collect()
+}
+
+/// The digests of the filters and of the policy that ranks, in short.
+pub(crate) fn digests(ranker: Option<&str>, parts: &[Part]) -> String {
+    let filters = parts.iter().filter(|part| part.world == "filter").map(|part| &*part.digest);
+    let all: Vec<String> = filters.chain(ranker).map(short).collect();
+    if all.is_empty() { NONE.to_owned() } else { all.join("+") }
 }
 
 /// The canary and shadow of a slot in short.

@@ -181,6 +181,32 @@ async fn status_workers_and_decisions_show_what_a_served_request_left() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_filter_that_keeps_no_candidate_is_named_by_the_decision_and_by_the_status() {
+    let dir = tempfile::tempdir().unwrap();
+    let filter = "keep = \"prompt_tokens > 100000\"\n";
+    fs::write(dir.path().join("aggregated.formula.toml"), filter).unwrap();
+    let policies = format!("[policies]\ndir = '{}'\n", dir.path().display());
+    let (_sim, daemon) = serving(|_| {}, &policies).await;
+    let status = daemon.ready().out;
+    let digest = &pointsman_policy_runtime::digest(filter.as_bytes()).to_string()[..12];
+    for shown in [status, daemon.run(&["policies"]).out] {
+        let row = shown.lines().find(|line| line.starts_with("aggregated ")).unwrap();
+        // T1.2
+        assert!(row.contains("formula+predicted-latency") && row.contains(&format!(" {digest}+")), "{shown}");
+    }
+    http(&daemon.listening, "POST /v1/chat/completions", &chat(4));
+    let listed: Value = serde_json::from_str(&http(&daemon.admin, "GET /decisions", "")).unwrap();
+    let told = daemon.run(&["decisions", listed["decisions"][0]["id"].as_str().unwrap()]).out;
+    let ran = format!("\nSlot aggregated ran filter formula (digest {digest}), which kept 0 of 1; policy ");
+    let none = "\nNo candidate was chosen: no worker can serve 'tiny': the filters dropped every candidate \
+                (nobody_left). The decision took ";
+    // T1.1
+    assert!(told.contains(&ran) && told.contains(", lane active) was not called.\n"), "{told}");
+    // T1.1
+    assert!(told.contains(none), "{told}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn status_shows_a_refused_file_and_a_promotion_says_why_it_cannot_be() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("prefill.canary.wasm"), b"garbage").unwrap();
