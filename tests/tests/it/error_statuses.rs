@@ -328,8 +328,11 @@ async fn i_bad_upstream_an_engine_that_breaks_its_protocol_is_502_with_its_own_t
 async fn i_no_worker_nothing_eligible_is_503() {
     let cluster = single(|_| {}).await;
     cluster.admin.post("/workers/1/drain", &[], "").await.unwrap();
+    let reply = cluster.client.post(CHAT, &[("x-pointsman-decision", "1")], chat(1)).await.unwrap();
     // I_no_worker
-    check(&cluster.client.post(CHAT, &[], chat(1)).await.unwrap(), 503, "no_worker");
+    check(&reply, 503, "no_worker");
+    // T2.2
+    assert!(!reply.headers.contains_key("x-pointsman-decision"), "{reply:?}");
 }
 
 #[tokio::test]

@@ -240,11 +240,21 @@ async fn keep_narrows_like_a_filter_and_shed_rejects_with_its_status() {
     let text = String::from_utf8_lossy(&reply.body).into_owned();
     assert_eq!(reply.status, 503, "{text}");
     assert!(text.contains("the filters dropped every candidate"), "{text}");
+    let refused = |reply: &Reply| {
+        let header = reply.headers["x-pointsman-decision"].to_str().unwrap();
+        let (leg, rest) = header.split_once(" id=").unwrap();
+        (leg.to_owned(), rest.split_once(' ').unwrap().1.to_owned())
+    };
+    let expected = ("aggregated=-".to_owned(), "formula+predicted-latency@4 nobody_left".to_owned());
+    // T2.2
+    assert_eq!(refused(&reply), expected);
     let shed = "cost = \"1\"\nshed = { when = \"prompt_tokens > 0\", status = 529, reason = \"not now\" }\n";
     install(&cluster, shed).await;
     let reply = post(&cluster, &[]).await;
     let text = String::from_utf8_lossy(&reply.body).into_owned();
     assert_eq!((reply.status.as_u16(), text.contains("not now")), (529, true), "{text}");
+    // T2.2
+    assert_eq!(refused(&reply), ("aggregated=-".to_owned(), "formula@5 shed".to_owned()));
     cluster.at_rest().await.unwrap();
 }
 

@@ -8,8 +8,9 @@ use std::{io, sync::Arc, time::Duration};
 use parking_lot::Mutex;
 use pointsman_gateway::config::{Config, DiscoveryFile, DiscoveryFileFormat};
 use pointsman_sim::{Dialect, Fault, FaultKind, Role, SimConfig};
+use pointsman_test_guests::{ROGUE_PLANNER, scripted};
 use pointsman_tests::{
-    Act, RawEngine, RawRequest, TestClusterBuilder, own_process,
+    Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder, own_process,
     raw_engine::{json, status},
 };
 use pointsman_workers::WorkerSpec;
@@ -113,6 +114,32 @@ async fn p10_the_log_names_each_entry_that_a_source_refuses_once() {
         // P10.3
         assert!(says.iter().all(|text| line.contains(text.as_str())), "{line}");
     }
+}
+
+#[tokio::test]
+async fn t2_the_access_log_names_the_decode_override_that_refused_a_request() {
+    if !own_process(concat!(
+        module_path!(),
+        "::t2_the_access_log_names_the_decode_override_that_refused_a_request"
+    )) {
+        return;
+    }
+    let log = log();
+    let cluster = TestCluster::disaggregated(Dialect::Vllm, 1, 1).await.unwrap();
+    cluster.drop_policy("decode-override.wasm", &scripted(ROGUE_PLANNER, "shed-429 0")).unwrap();
+    assert_eq!(cluster.admin.post("/policies/reload", &[], "").await.unwrap().status, 200);
+    let body = r#"{"model":"tiny","max_tokens":2,"messages":[]}"#;
+    let headers = [("x-pointsman-decision", "1")];
+    let reply = cluster.client.post("/v1/chat/completions", &headers, body).await.unwrap();
+    assert_eq!(reply.status, 429, "{reply:?}");
+    let line = |_: &_| {
+        let text = String::from_utf8_lossy(&log.0.lock()).into_owned();
+        text.lines().find(|line| line.contains("code=\"shed\"")).map(str::to_owned)
+    };
+    cluster.until("the request is logged", |cluster| line(cluster).is_some()).await.unwrap();
+    let line = line(&cluster).unwrap();
+    // T2.2
+    assert!(line.contains("decisions=\"decode-override=- id=") && line.contains(" rogue@2 shed\""), "{line}");
 }
 
 /// Messages that the publisher sends, each with a gap before it.

@@ -80,7 +80,9 @@ impl Drive {
             headers.insert("x-pointsman-warning", warning.clone());
         }
         if self.explain
-            && let Ok(decisions) = HeaderValue::from_str(&self.account.decisions())
+            && let decisions = self.account.decisions()
+            && !decisions.is_empty()
+            && let Ok(decisions) = HeaderValue::from_str(&decisions)
         {
             headers.insert(DECISION, decisions);
         }

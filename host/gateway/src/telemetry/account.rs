@@ -15,6 +15,7 @@ use super::{
     tenants::TenantRequest,
     traces::RequestTrace,
 };
+mod decision_list;
 mod end;
 mod legs;
 mod log;
@@ -71,6 +72,8 @@ pub(crate) struct Account {
     receipts: Vec<Receipt>,
     /// Decisions by which a slot refused the request.
     refusals: Vec<RefusedDecision>,
+    /// Whether the last decision is a refusal.
+    ends_refused: bool,
     prompt_tokens: u32,
     /// Number of tokens in a block of the index.
     block_tokens: u32,
@@ -150,6 +153,7 @@ impl Account {
             exact_block: None,
             receipts: Vec::with_capacity(2),
             refusals: Vec::new(),
+            ends_refused: false,
             prompt_tokens: 0,
             block_tokens: 1,
             prompt_tokens_estimated: false,
@@ -243,6 +247,7 @@ impl Account {
             trace.add_decision(&receipt);
         }
         self.receipts.push(receipt);
+        self.ends_refused = false;
     }
 
     /// Adds a decision that refused the request.
@@ -250,6 +255,7 @@ impl Account {
         if let Some(refused) = &decision {
             let (slot, code) = (refused.program.slot.as_str(), refused.code);
             tracing::debug!(request = self.request_id, slot, code, "leg refused");
+            self.ends_refused = true;
         }
         self.refusals.extend(decision);
     }
@@ -369,22 +375,6 @@ impl Account {
     /// Records how the request ended.
     pub(crate) fn ended(&mut self, status: u16, code: &'static str) {
         self.outcome = Outcome { status, code };
-    }
-
-    /// Returns the decisions so far, for the `x-pointsman-decision` header: `leg=worker/rank id=ID
-    /// policy@generation by`.
-    #[must_use]
-    pub(crate) fn decisions(&self) -> String {
-        let one = |receipt: &Receipt| {
-            let policy = receipt.policy.as_deref().unwrap_or("native");
-            let by = receipt.decider.fallback().unwrap_or(receipt.decider.label());
-            let id = receipt.id.map(|id| format!(" id={id}")).unwrap_or_default();
-            format!(
-                "{}={}/{}{id} {policy}@{} {by}",
-                receipt.leg, receipt.worker, receipt.rank, receipt.generation
-            )
-        };
-        self.receipts.iter().map(one).collect::<Vec<_>>().join(", ")
     }
 }
 

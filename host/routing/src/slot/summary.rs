@@ -60,6 +60,14 @@ impl ProgramSummary {
         Self { slot, generation, lane, policies, picker }
     }
 
+    /// The names of the last filter and of the policy that ranks, as `GET /policies` shows them.
+    #[must_use]
+    pub fn name(&self) -> String {
+        let filter = self.policies.iter().rfind(|step| step.world == World::Filter);
+        let names: Vec<&str> = filter.into_iter().chain(self.ranker()).map(|step| &*step.name).collect();
+        if names.is_empty() { "native".to_owned() } else { names.join("+") }
+    }
+
     /// The policy that ranks: the first that is not a filter.
     #[must_use]
     pub fn ranker(&self) -> Option<&PolicySummary> {
