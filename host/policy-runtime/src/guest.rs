@@ -34,7 +34,8 @@ use wasi::{CallClock, CallRng};
 pub(crate) struct Guest {
     wasi: WasiCtx,
     table: ResourceTable,
-    memory_bytes: usize,
+    /// Limit of `memory_used`.
+    pub(crate) memory_bytes: usize,
     /// Linear memory of all the guest's modules together, bytes.
     pub(crate) memory_used: usize,
     /// Elements of all its tables together.
@@ -42,7 +43,7 @@ pub(crate) struct Guest {
     /// Whether a growth was denied: the trap that follows is a memory failure.
     pub(crate) denied: bool,
     /// CPU time of the present call, at most.
-    budget: Duration,
+    pub(crate) time_limit: TimeLimit,
     /// The thread's CPU time at the present call's first tick.
     first_tick: Option<Duration>,
     call: Arc<CurrentCall>,
@@ -55,6 +56,14 @@ pub(crate) struct Guest {
     /// Whether the guest is still configured and probed: none of its writes lasts.
     probing: bool,
     counted: Counted,
+}
+
+/// CPU time that a guest may use.
+#[derive(Clone, Copy)]
+pub(crate) struct TimeLimit {
+    pub(crate) time: Duration,
+    /// Key of the configuration that sets it.
+    pub(crate) key: &'static str,
 }
 
 impl Guest {
@@ -75,7 +84,7 @@ impl Guest {
             memory_used: 0,
             table_elements: 0,
             denied: false,
-            budget: Duration::ZERO,
+            time_limit: TimeLimit { time: Duration::ZERO, key: "" },
             first_tick: None,
             call,
             log,
@@ -126,8 +135,8 @@ impl Guest {
     }
 
     /// Sets the CPU time of the code that runs next.
-    pub(crate) fn allow(&mut self, budget: Duration) {
-        (self.budget, self.first_tick) = (budget, None);
+    pub(crate) fn allow(&mut self, limit: TimeLimit) {
+        (self.time_limit, self.first_tick) = (limit, None);
     }
 
     /// Called at every tick while the guest runs. Ticks are wall-clock time, and on a busy machine other
@@ -139,7 +148,7 @@ impl Guest {
             self.first_tick = Some(now);
             return UpdateDeadline::Continue(1);
         };
-        let left = self.budget.saturating_sub(TICK).mul_f64(0.9);
+        let left = self.time_limit.time.saturating_sub(TICK).mul_f64(0.9);
         if now.saturating_sub(first) >= left {
             UpdateDeadline::Interrupt
         } else {

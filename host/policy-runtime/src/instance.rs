@@ -1,7 +1,5 @@
 //! One instance of a policy: its store, its typed exports, and the failures of a call.
 
-use std::time::Duration;
-
 use futures_util::FutureExt;
 use pointsman_routing::{
     Call, Decision, DecisionContext, Failure, Moment, ObservedOutcome, Plan, RouterConfigOverride,
@@ -12,7 +10,7 @@ use wasmtime::{Store, Trap};
 
 use crate::{
     catch_panic::catch_panic,
-    guest::Guest,
+    guest::{Guest, TimeLimit},
     guest_info::{GuestInfo, truncate},
     refusal::Refusal,
 };
@@ -30,7 +28,7 @@ pub(crate) struct Instance {
     exports: Exports,
     learner: Option<Learner>,
     /// CPU time of a call, and of an observed batch.
-    deadlines: (Duration, Duration),
+    deadlines: (TimeLimit, TimeLimit),
     timers: Timers,
     pub(crate) calls: u32,
     /// Whether a call failed within wasmtime. No further call can enter the store.
@@ -309,7 +307,7 @@ fn introduce(
 /// Classifies a failed call.
 fn failure(store: &Store<Guest>, error: &wasmtime::Error) -> Failure {
     if store.data().denied {
-        return Failure::Memory;
+        return Failure::Memory { limit: store.data().memory_bytes };
     }
     // A panic reports its message and place before it traps.
     let with_last_words = |text: String| match store.data().last_words() {
@@ -317,7 +315,10 @@ fn failure(store: &Store<Guest>, error: &wasmtime::Error) -> Failure {
         None => Failure::Trap(truncate(text)),
     };
     match error.downcast_ref::<Trap>() {
-        Some(Trap::Interrupt) => Failure::Timeout,
+        Some(Trap::Interrupt) => {
+            let TimeLimit { time, key } = store.data().time_limit;
+            Failure::Timeout { limit: time, key }
+        }
         Some(trap) => with_last_words(trap.to_string()),
         None => {
             let text = error.root_cause().to_string();

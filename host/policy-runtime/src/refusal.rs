@@ -6,6 +6,9 @@ use pointsman_routing::{Digest, Failure, SlotKind, World};
 
 use crate::access::Grant;
 
+/// The quantity of [`Refusal::ExceedsLimit`] whose limit is a setting.
+pub(crate) const DECLARED_MEMORY: &str = "bytes of declared memory";
+
 /// Why a policy file is refused. The message is shown behind the file's name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
@@ -24,7 +27,7 @@ pub enum Refusal {
         limit: usize,
     },
     /// The file holds more of something than a policy may.
-    #[error("the file has {found} {what}; the limit is {limit}; make the policy smaller or simpler")]
+    #[error("the file has {found} {what}; the limit is {limit}; {}", exceeded_advice(.what))]
     ExceedsLimit {
         /// Name of the limited quantity, plural.
         what: Cow<'static, str>,
@@ -72,7 +75,9 @@ pub enum Refusal {
         grant: Grant,
     },
     /// Does not link: an import is missing, or a function has another type than in the contract.
-    #[error("does not fit the contract: {0}; build it against this host's WIT")]
+    #[error(
+        "does not fit the contract pointsman:policy@0.1: {0}; build it against the `wit/policy.wit` of this release"
+    )]
     Contract(String),
     /// Does not compile.
     #[error("compiling failed: {0}")]
@@ -86,7 +91,7 @@ pub enum Refusal {
     #[error("the file was not compiled: {0}; the gateway tries again after `policies.rescan`")]
     NotCompiled(String),
     /// An instance could not be created within the limits.
-    #[error("instantiating failed: {error}; {advice}", error = .0, advice = instantiate_advice(.0))]
+    #[error("instantiating failed: {0}{advice}", advice = instantiate_advice(.0))]
     Instantiate(String),
     /// `describe` or `configure` failed, or exceeded its deadline.
     #[error("configure failed: {0}")]
@@ -111,7 +116,7 @@ pub enum Refusal {
     #[error("{0}")]
     UnknownFact(String),
     /// A call with made-up facts failed, or its result cannot be used.
-    #[error("a trial call with {} failed: {failure}; `pointsman policy inspect` repeats it", candidates(.rows))]
+    #[error("a trial call with {} failed: {failure}", candidates(.rows))]
     Probe {
         /// Candidate rows of the call.
         rows: u32,
@@ -243,9 +248,19 @@ pub enum Refusal {
 
 fn instantiate_advice(error: &str) -> &'static str {
     if error.contains("Cannot allocate memory") {
-        "raise the limit of this process's address space (RLIMIT_AS, `ulimit -v`), or give the machine more memory"
+        "; raise the limit of this process's address space (RLIMIT_AS, `ulimit -v`), or give the machine more memory"
+    } else if error.contains("(policies.") {
+        "; raise this limit, or make the policy start with less"
     } else {
-        "see `memory_bytes` and `configure_deadline` in [policies]"
+        ""
+    }
+}
+
+fn exceeded_advice(what: &str) -> &'static str {
+    if what == DECLARED_MEMORY {
+        "raise `policies.memory_bytes` (`--memory-bytes` of `pointsman policy`), or make the policy need less"
+    } else {
+        "make the policy smaller or simpler"
     }
 }
 
@@ -262,6 +277,18 @@ impl Refusal {
     #[must_use]
     pub(crate) fn may_pass_by_itself(&self) -> bool {
         matches!(self, Self::NotCompiled(_))
+    }
+
+    /// Returns how an operator repeats what failed; empty if there is no command for it.
+    #[must_use]
+    pub(crate) fn how_to_repeat(&self) -> &'static str {
+        match self {
+            Self::Probe { .. } => {
+                "; to repeat it: `pointsman policy inspect FILE` with the slot's `--settings` and, as in [policies], \
+                 `--deadline-ms` and `--memory-bytes`"
+            }
+            _ => "",
+        }
     }
 
     /// Returns the stable label for metrics, `/policies` and log lines.

@@ -2,7 +2,7 @@
 //!
 //! A policy's failure is data ([`Failure`]), never an error of the request.
 
-use std::{fmt, path::PathBuf, sync::Arc};
+use std::{fmt, path::PathBuf, sync::Arc, time::Duration};
 
 use pointsman_workers::Leg;
 use schemars::JsonSchema;
@@ -141,17 +141,34 @@ pub enum Failure {
     #[error("trap: {0}")]
     Trap(String),
     /// The guest ran past its deadline and was stopped.
-    #[error("stopped at its deadline")]
-    Timeout,
+    #[error("stopped after {} ms of CPU time ({key})", millis(.limit))]
+    Timeout {
+        /// CPU time that the call had.
+        limit: Duration,
+        /// Key of the configuration that sets it.
+        key: &'static str,
+    },
     /// The guest asked for more memory than it may have.
-    #[error("memory limit reached")]
-    Memory,
+    #[error("needs more than {limit} bytes of memory (policies.memory_bytes)")]
+    Memory {
+        /// Largest linear memory of an instance, bytes.
+        limit: usize,
+    },
     /// The answer broke the contract: row out of range, non-finite cost, wrong length.
     #[error("invalid answer: {0}")]
     Invalid(String),
     /// Every warm instance is busy or being rebuilt; the policy was not called.
     #[error("no instance ready")]
     NotReady,
+}
+
+/// A call that ran past its deadline, for tests.
+#[cfg(test)]
+pub(crate) const TIMEOUT: Failure =
+    Failure::Timeout { limit: Duration::from_millis(2), key: "policies.deadline" };
+
+fn millis(time: &Duration) -> f64 {
+    u32::try_from(time.as_micros()).map_or(f64::INFINITY, f64::from) / 1e3
 }
 
 /// A loaded policy. A function its world lacks answers [`Failure::Invalid`].
@@ -274,8 +291,8 @@ impl Failure {
         match self {
             Self::Error(_) => "error",
             Self::Trap(_) => "trap",
-            Self::Timeout => "timeout",
-            Self::Memory => "memory",
+            Self::Timeout { .. } => "timeout",
+            Self::Memory { .. } => "memory",
             Self::Invalid(_) => "invalid",
             Self::NotReady => "not_ready",
         }

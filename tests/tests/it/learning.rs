@@ -306,6 +306,9 @@ async fn a_learner_that_fails_in_its_probe_is_refused() {
     let refusal = cluster.gateway.state().policies.status().slots[2].refusals[0].clone();
     assert_eq!(
         (refusal.kind, refusal.message.as_str()),
-        ("observe", "observe failed on made-up outcomes: stopped at its deadline")
+        (
+            "observe",
+            "observe failed on made-up outcomes: stopped after 20 ms of CPU time (policies.observe_deadline)"
+        )
     );
 }

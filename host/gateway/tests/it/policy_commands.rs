@@ -1,6 +1,6 @@
 //! The commands of policy authors, run as they run them: the real binary on compiled policies.
 
-#![allow(clippy::expect_used, reason = "helpers of tests")]
+#![allow(clippy::expect_used, clippy::indexing_slicing, reason = "helpers of tests may fail as tests do")]
 
 use std::{
     fs,
@@ -137,7 +137,7 @@ fn inspect_and_test_refuse_what_live_would_refuse_and_tell_a_panic_with_its_plac
         )
     };
     let odd = "a trial call with 1 made-up candidate failed: invalid answer: shed status 200 is not allowed: use \
-               429, 503 or 529; `pointsman policy inspect` repeats it";
+               429, 503 or 529";
     let panic = "panicked at tests/guests/hostile/src/lib.rs:";
     for (mode, expect, reason) in [("shed", "shed = 200", odd), ("trap", "row = 0", panic)] {
         fs::write(dir.path().join("cases.toml"), case(mode, expect)).expect("written");
@@ -148,9 +148,64 @@ fn inspect_and_test_refuse_what_live_would_refuse_and_tell_a_panic_with_its_plac
         let ran = pointsman(dir.path(), ["inspect", "policy.wasm", "--settings", &settings]);
         assert_eq!(ran.code, Some(1), "{}{}", ran.out, ran.err);
         assert!(ran.out.contains("admitted  no (probe)") && ran.out.contains(reason), "{}", ran.out);
+        // T3.2
+        assert!(!ran.out.contains("repeat"), "{}", ran.out);
     }
     let ran = pointsman(dir.path(), ["inspect", "policy.wasm", "--settings", r#"{"mode":"trap"}"#]);
     assert!(ran.out.contains(": as the test wants it"), "{}", ran.out);
+}
+
+#[test]
+fn t3_a_refusal_names_the_types_that_differ_and_the_limit_that_stopped_the_policy() {
+    let dir = folder();
+    let hostile = pointsman_test_guests::HOSTILE;
+    // The field `rows` of the record `call`, a `u32` in the contract, is an `s32` in this component.
+    let (ours, theirs) = (b"\x04rows\x79", b"\x04rows\x7a");
+    let mut other = hostile.to_vec();
+    let places: Vec<usize> =
+        (0..other.len() - ours.len()).filter(|at| other[*at..].starts_with(ours)).collect();
+    assert!(!places.is_empty());
+    places.iter().for_each(|at| other[*at..*at + theirs.len()].copy_from_slice(theirs));
+    fs::write(dir.path().join("other.wasm"), other).expect("written");
+    let ran = pointsman(dir.path(), ["inspect", "other.wasm"]);
+    let [begin, end] = [
+        "admitted  no (contract): does not fit the contract pointsman:policy@0.1: the types of its exports differ: ",
+        "; build it against the `wit/policy.wit` of this release\n",
+    ];
+    // T3.1
+    assert!(
+        ran.code == Some(1) && ran.out.contains(begin) && ran.out.ends_with(end),
+        "{}{}",
+        ran.out,
+        ran.err
+    );
+
+    fs::write(dir.path().join("policy.wasm"), hostile).expect("written");
+    for (mode, limit, expected) in [
+        ("spin", "--deadline-ms=3", "failed: stopped after 3 ms of CPU time (policies.deadline)\n"),
+        (
+            "slow-configure",
+            "--deadline-ms=3",
+            "stopped after 50 ms of CPU time (policies.configure_deadline)\n",
+        ),
+        (
+            "hog",
+            "--memory-bytes=8388608",
+            "failed: needs more than 8388608 bytes of memory (policies.memory_bytes)\n",
+        ),
+    ] {
+        let settings = format!("{{\"mode\":\"{mode}\"}}");
+        let ran = pointsman(dir.path(), ["inspect", "policy.wasm", "--settings", &settings, limit]);
+        // T3.3
+        assert!(ran.code == Some(1) && ran.out.ends_with(expected), "{}{}", ran.out, ran.err);
+    }
+    let case = "[[case]]\nname = 'c'\nrows = [{}]\nexpect = { row = 0 }\n";
+    fs::write(dir.path().join("cases.toml"), case).expect("written");
+    let ran = pointsman(dir.path(), ["test", "policy.wasm", "--memory-bytes", "1000"]);
+    let expected = "bytes of declared memory; the limit is 1000; raise `policies.memory_bytes` (`--memory-bytes` of \
+                    `pointsman policy`), or make the policy need less";
+    // T3.4
+    assert!(ran.code == Some(2) && ran.err.contains(expected), "{}", ran.err);
 }
 
 #[test]

@@ -164,6 +164,18 @@ fn n7_a_policy_is_installed_when_the_compile_cache_can_be_written_again() {
 }
 
 #[test]
+fn t3_the_refusal_of_a_trial_call_names_the_command_that_repeats_it() {
+    let daemon = Daemon::start("[policies.slots.prefill]\nsettings = { mode = 'trap' }");
+    let hostile = pointsman_test_guests::HOSTILE;
+    daemon.drop_file("prefill.wasm", hostile);
+    let (kind, message) = daemon.until_it_refuses("prefill", hostile);
+    let expected = "; to repeat it: `pointsman policy inspect FILE` with the slot's `--settings` and, as in \
+                    [policies], `--deadline-ms` and `--memory-bytes`";
+    // T3.2
+    assert!(kind == "probe" && message.ends_with(expected), "{kind}: {message}");
+}
+
+#[test]
 fn while_a_file_compiles_other_slots_reload_and_a_change_and_the_end_do_not_wait() {
     let mut daemon = Daemon::start("");
     let slow =

@@ -167,7 +167,7 @@ impl Lab<'_> {
     pub(super) fn withdraw_loops(&mut self) {
         let failures =
             self.gateways.iter_mut().flat_map(|gateway| std::iter::from_fn(|| gateway.next_failure()));
-        let timeouts = failures.filter(|event| event.failure == Failure::Timeout).count();
+        let timeouts = failures.filter(|event| matches!(event.failure, Failure::Timeout { .. })).count();
         if timeouts == 0 {
             return;
         }

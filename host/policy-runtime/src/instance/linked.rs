@@ -16,7 +16,8 @@ use crate::{
         learner_async as oa, scorer as s, scorer_async as sa, selector as l, selector_async as la,
     },
     engine::PolicyEngine,
-    guest::Guest,
+    guest::{Guest, TimeLimit},
+    guest_info::truncate,
     meter::Counted,
     refusal::Refusal,
 };
@@ -119,43 +120,49 @@ impl Linked {
         let counted = Counted::new(engine.meter());
         let guest = Guest::new(name, limits.memory_bytes, access, counted);
         let mut store = engine.store(guest);
-        store.data_mut().allow(limits.configure_deadline);
+        let limit = |time, key| TimeLimit { time, key };
+        store.data_mut().allow(limit(limits.configure_deadline, "policies.configure_deadline"));
         store.set_epoch_deadline(1);
         store.set_hostcall_fuel(MAX_CONFIGURED_BYTES);
         let timers = engine.idle_runtime();
-        let made = self.exports(&timers, &mut store);
-        let (exports, learner) =
-            made.map_err(|error| Refusal::Instantiate(failure(&store, &error).to_string()))?;
-        let deadlines = (limits.deadline, limits.observe_deadline);
+        let raw = self.raw(&timers, &mut store);
+        let raw = raw.map_err(|error| Refusal::Instantiate(failure(&store, &error).to_string()))?;
+        let (exports, learner) = self.exports(&raw, &mut store).map_err(|error| {
+            Refusal::Contract(truncate(format!("the types of its exports differ: {}", error.root_cause())))
+        })?;
+        let deadlines = (
+            limit(limits.deadline, "policies.deadline"),
+            limit(limits.observe_deadline, "policies.observe_deadline"),
+        );
         Ok(Instance { store, exports, learner, deadlines, timers, calls: 0, poisoned: false })
     }
 
-    fn exports(
-        &self,
-        timers: &Timers,
-        store: &mut Store<Guest>,
-    ) -> wasmtime::Result<(Exports, Option<Learner>)> {
-        let raw: Raw = if self.wasi {
-            poll_once(timers, self.pre.instantiate_async(&mut *store))?
+    fn raw(&self, timers: &Timers, store: &mut Store<Guest>) -> wasmtime::Result<Raw> {
+        if self.wasi {
+            poll_once(timers, self.pre.instantiate_async(&mut *store))
         } else {
-            self.pre.instantiate(&mut *store)?
-        };
+            self.pre.instantiate(&mut *store)
+        }
+    }
+
+    /// Finds the exports in an instance, and checks their types.
+    fn exports(&self, raw: &Raw, store: &mut Store<Guest>) -> wasmtime::Result<(Exports, Option<Learner>)> {
         let exports = match &self.world {
-            Indices::Filter(found) => Exports::Filter(found.load(&mut *store, &raw)?),
-            Indices::Scorer(found) => Exports::Scorer(found.load(&mut *store, &raw)?),
-            Indices::Selector(found) => Exports::Selector(found.load(&mut *store, &raw)?),
-            Indices::DecodeOverride(found) => Exports::DecodeOverride(found.load(&mut *store, &raw)?),
-            Indices::FilterAsync(found) => Exports::FilterAsync(found.load(&mut *store, &raw)?),
-            Indices::ScorerAsync(found) => Exports::ScorerAsync(found.load(&mut *store, &raw)?),
-            Indices::SelectorAsync(found) => Exports::SelectorAsync(found.load(&mut *store, &raw)?),
+            Indices::Filter(found) => Exports::Filter(found.load(&mut *store, raw)?),
+            Indices::Scorer(found) => Exports::Scorer(found.load(&mut *store, raw)?),
+            Indices::Selector(found) => Exports::Selector(found.load(&mut *store, raw)?),
+            Indices::DecodeOverride(found) => Exports::DecodeOverride(found.load(&mut *store, raw)?),
+            Indices::FilterAsync(found) => Exports::FilterAsync(found.load(&mut *store, raw)?),
+            Indices::ScorerAsync(found) => Exports::ScorerAsync(found.load(&mut *store, raw)?),
+            Indices::SelectorAsync(found) => Exports::SelectorAsync(found.load(&mut *store, raw)?),
             Indices::DecodeOverrideAsync(found) => {
-                Exports::DecodeOverrideAsync(found.load(&mut *store, &raw)?)
+                Exports::DecodeOverrideAsync(found.load(&mut *store, raw)?)
             }
         };
         let learner = match &self.learning {
             None => None,
-            Some(Learns::Sync(found)) => Some(Learner::Sync(found.load(&mut *store, &raw)?)),
-            Some(Learns::Async(found)) => Some(Learner::Async(found.load(&mut *store, &raw)?)),
+            Some(Learns::Sync(found)) => Some(Learner::Sync(found.load(&mut *store, raw)?)),
+            Some(Learns::Async(found)) => Some(Learner::Async(found.load(&mut *store, raw)?)),
         };
         Ok((exports, learner))
     }

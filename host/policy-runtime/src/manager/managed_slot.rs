@@ -291,7 +291,8 @@ impl ManagedSlot {
 
     fn refuse(&mut self, mode: Lane, fingerprint: Option<Digest>, refused: &Refused) -> Option<Change> {
         let record = |refused: &Refused| {
-            let message = truncate(refused.refusal.to_string());
+            let refusal = &refused.refusal;
+            let message = truncate(refusal.to_string()) + refusal.how_to_repeat();
             let file = refused.file.display().to_string();
             self.refusal(mode, file, refused.digest, refused.refusal.kind(), message)
         };

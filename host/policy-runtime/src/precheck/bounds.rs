@@ -2,7 +2,7 @@
 //! below each bound.
 
 use super::Stopped;
-use crate::refusal::Refusal;
+use crate::refusal::{DECLARED_MEMORY, Refusal};
 
 /// Bounded quantity of a file, in the order of [`BOUNDS`].
 #[derive(Clone, Copy, Debug)]
@@ -51,7 +51,7 @@ const BOUNDS: [(&str, u64); 21] = [
     ("globals", 50_000),
     ("data and element segments", 100_000),
     ("memories", 8),
-    ("bytes of declared memory", 0),
+    (DECLARED_MEMORY, 0),
     ("tables", 32),
     ("elements of declared tables", 20_000),
 ];

@@ -319,7 +319,8 @@ fn a_canary_that_fails_in_its_first_calls_is_withdrawn_and_stays_out_of_every_la
     managed.until("a canary", |slot| slot.canary.is_some());
     let snapshot = managed.slot.snapshot();
     let canary = &snapshot.canary.as_ref().unwrap().handle;
-    canary.note::<()>(&Err(Failure::Timeout), Duration::ZERO);
+    let timeout = Failure::Timeout { limit: Duration::from_millis(2), key: "policies.deadline" };
+    canary.note::<()>(&Err(timeout), Duration::ZERO);
     let after = managed.until("withdrawn", |slot| slot.canary.is_none() && slot.rollbacks == 1);
     assert_eq!((after.generation.0, after.quarantined.len(), after.refusals[0].kind), (1, 1, "rolled_back"));
     managed.holds(|slot| slot.canary.is_none() && slot.generation.0 == 1);

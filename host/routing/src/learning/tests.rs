@@ -5,7 +5,7 @@ use tokio::sync::mpsc;
 use super::*;
 use crate::{
     facts::Wants,
-    policy::{Digest, Origin, Policy, PolicyInfo, World},
+    policy::{Digest, Origin, Policy, PolicyInfo, TIMEOUT, World},
     slot::{Program, SlotEvent},
     slots::SlotSet,
 };
@@ -126,7 +126,7 @@ fn submitting_never_waits_and_outcomes_beyond_the_queue_are_counted() {
 
 #[test]
 fn a_failing_learner_is_paused_and_its_decisions_go_on() {
-    let mut fixture = fixture(Some(Failure::Timeout), true);
+    let mut fixture = fixture(Some(TIMEOUT), true);
     let learning = Learning::start(fixture.slots.clone()).unwrap();
     let slot = fixture.slots.get(&ModelName::new("m"), SlotKind::Prefill).clone();
     (0..300).for_each(|seed| learning.submit(asked(Lane::Active), outcome(seed)));

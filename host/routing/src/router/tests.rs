@@ -10,7 +10,7 @@ use super::*;
 use crate::{
     Call, Decider, Decision, DecisionContext, Digest, Failure, Generation, Lane, Origin, Picker, Plan,
     Policy, PolicyInfo, Program, RoutingRequest, ShadowResult, Slot, SlotEvent, SlotKind, SlotSet,
-    WeightedScorer, World, facts::Wants,
+    WeightedScorer, World, facts::Wants, policy::TIMEOUT,
 };
 
 mod committed;
@@ -277,7 +277,7 @@ fn invariant_4_nonsense_is_refused_and_the_fallback_serves() {
         (choose(9), "invalid"),
         (Ok(Decision::Choose { row: 0, costs: vec![f32::NAN, 0.0], reason: None }), "invalid"),
         (Err(Failure::Trap("unreachable".into())), "trap"),
-        (Err(Failure::Timeout), "timeout"),
+        (Err(TIMEOUT), "timeout"),
         (Ok(Decision::Abstain), "abstain"),
         (Ok(Decision::Shed(crate::ShedReason { status: 200, reason: "no".into() })), "invalid"),
     ];
@@ -299,7 +299,7 @@ fn a_failing_policy_sheds_or_rejects_where_the_operator_says_so() {
 
 #[tokio::test(start_paused = true)]
 async fn f2_a_preview_leaves_the_trial_call_after_a_pause_to_a_request() {
-    let fixture = fixture(selector(Err(Failure::Timeout)));
+    let fixture = fixture(selector(Err(TIMEOUT)));
     let fallback = || fixture.route(Leg::Prefill, |_| {}).unwrap().receipt.decider.fallback();
     assert_eq!((fallback(), fallback()), (Some("timeout"), Some("breaker_open")));
     tokio::time::advance(pointsman_workers::BreakerRules::POLICY.first_pause).await;
@@ -314,7 +314,7 @@ async fn f2_a_preview_leaves_the_trial_call_after_a_pause_to_a_request() {
 
 #[tokio::test(start_paused = true)]
 async fn the_breaker_opens_at_the_first_timeout_and_tries_again_after_its_pause() {
-    let mut fixture = fixture(selector(Err(Failure::Timeout)));
+    let mut fixture = fixture(selector(Err(TIMEOUT)));
     let fallback =
         |fixture: &Fixture| fixture.route(Leg::Prefill, |_| {}).unwrap().receipt.decider.fallback();
     assert_eq!(fallback(&fixture), Some("timeout"));
@@ -323,10 +323,7 @@ async fn the_breaker_opens_at_the_first_timeout_and_tries_again_after_its_pause(
     assert_eq!(fallback(&fixture), Some("timeout"));
     assert_eq!(fallback(&fixture), Some("breaker_open"));
     let event = fixture.events.try_recv().unwrap();
-    assert_eq!(
-        (event.slot, event.calls, event.failures, event.failure),
-        (SlotKind::Prefill, 1, 1, Failure::Timeout)
-    );
+    assert_eq!((event.slot, event.calls, event.failures, event.failure), (SlotKind::Prefill, 1, 1, TIMEOUT));
 }
 
 #[test]
@@ -665,7 +662,7 @@ fn a_canary_serves_its_share_and_a_session_stays_with_what_it_met() {
 fn a_canary_whose_breaker_is_open_is_replaced_by_the_active_generation() {
     let fixture = fixture(selector(choose(1)));
     let slot = fixture.router.slots().get(&ModelName::new("m"), SlotKind::Prefill).clone();
-    slot.try_out(Lane::Canary, selector(Err(Failure::Timeout)), 1.0);
+    slot.try_out(Lane::Canary, selector(Err(TIMEOUT)), 1.0);
     let receipt = || fixture.route(Leg::Prefill, |_| {}).unwrap().receipt;
     assert_eq!(receipt().decider.fallback(), Some("timeout"));
     let next = receipt();
@@ -697,7 +694,7 @@ fn a_shadow_runs_on_the_same_facts_and_never_acts() {
     slot.try_out(Lane::Shadow, selector(choose(0)), 1.0);
     assert_eq!((receipt(&fixture).shadow.unwrap().agrees, shadow()), (true, [1, 0, 0]));
     // A failure or refusal of the shadow shows only in its counters and at the policy manager.
-    slot.try_out(Lane::Shadow, selector(Err(Failure::Timeout)), 1.0);
+    slot.try_out(Lane::Shadow, selector(Err(TIMEOUT)), 1.0);
     let seen = receipt(&fixture);
     assert_eq!(
         (seen.worker, seen.decider, seen.shadow.unwrap().choice),
@@ -706,7 +703,7 @@ fn a_shadow_runs_on_the_same_facts_and_never_acts() {
     assert_eq!(receipt(&fixture).shadow, None, "its breaker is open");
     assert_eq!(shadow(), [0, 0, 1]);
     let event = fixture.events.try_recv().unwrap();
-    assert_eq!((event.lane, event.failure), (Lane::Shadow, Failure::Timeout));
+    assert_eq!((event.lane, event.failure), (Lane::Shadow, TIMEOUT));
     let refusing = crate::ShedReason { status: 529, reason: "no".into() };
     slot.try_out(Lane::Shadow, selector(Ok(Decision::Shed(refusing))), 1.0);
     assert_eq!((receipt(&fixture).worker, shadow()), (WorkerId(1), [0, 1, 0]));

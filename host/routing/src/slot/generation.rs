@@ -195,7 +195,7 @@ impl GenerationHandle {
 /// Reports a failed call to a breaker. A timeout opens it at once, because every further one would cost a
 /// full budget.
 fn record_failure(breaker: &Breaker, failure: &Failure, calls: u64) {
-    if *failure == Failure::Timeout {
+    if matches!(failure, Failure::Timeout { .. }) {
         breaker.trip();
     } else {
         breaker.record_failure(calls);

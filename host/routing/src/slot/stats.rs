@@ -87,8 +87,8 @@ fn kind_index(failure: &Failure) -> usize {
     match failure {
         Failure::Error(_) => 0,
         Failure::Trap(_) => 1,
-        Failure::Timeout => 2,
-        Failure::Memory => 3,
+        Failure::Timeout { .. } => 2,
+        Failure::Memory { .. } => 3,
         Failure::Invalid(_) => 4,
         Failure::NotReady => 5,
     }
@@ -115,12 +115,13 @@ impl AgreementStats {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::policy::TIMEOUT;
 
     #[test]
     fn calls_are_counted_by_outcome_and_time() {
         let stats = CallStats::default();
         stats.note(None, Duration::from_nanos(900));
-        stats.note(Some(&Failure::Timeout), Duration::from_micros(2_100));
+        stats.note(Some(&TIMEOUT), Duration::from_micros(2_100));
         stats.note(Some(&Failure::NotReady), Duration::from_secs(1));
         let outcomes: Vec<_> = stats.outcomes().filter(|(_, count)| *count > 0).collect();
         assert_eq!(outcomes, [("ok", 1), ("timeout", 1), ("not_ready", 1)]);
@@ -134,8 +135,8 @@ mod tests {
         let all = [
             Failure::Error(text()),
             Failure::Trap(text()),
-            Failure::Timeout,
-            Failure::Memory,
+            TIMEOUT,
+            Failure::Memory { limit: 1 },
             Failure::Invalid(text()),
             Failure::NotReady,
         ];

@@ -26,7 +26,7 @@ impl ManagedSlot {
         probation: Probation,
     ) -> Option<Change> {
         let running = self.running(event.lane).is_some_and(|handle| handle.generation == event.generation);
-        let exceeded_deadline = event.failure == Failure::Timeout;
+        let exceeded_deadline = matches!(event.failure, Failure::Timeout { .. });
         #[expect(clippy::cast_precision_loss, reason = "calls of a probation are few")]
         let often =
             event.failures >= 3 && event.failures as f64 > probation.failure_share * event.calls as f64;
