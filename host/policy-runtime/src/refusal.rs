@@ -188,7 +188,7 @@ pub enum Refusal {
     #[error("`{0}` is there, too, and a slot runs one of them; remove one")]
     TwoFiles(String),
     /// This content was rolled back before.
-    #[error("quarantined: {0}; change the file or its settings to try again")]
+    #[error("quarantined: {0}")]
     Quarantined(String),
     /// A part of the slot is neither in the directory nor built in.
     #[error(

@@ -121,6 +121,15 @@ fn a_file_that_ends_its_compiler_is_quarantined_also_after_a_restart() {
     let started = begun.elapsed();
     let (kind, message) = daemon.until_it_refuses("prefill", &bomb);
     assert_eq!(kind, "quarantined", "{message}");
+    let digest = pointsman_policy_runtime::digest(&bomb).to_string();
+    let command =
+        format!("pointsman policy quarantine clear --dir {} {}", cache.path().display(), &digest[..12]);
+    let advice = format!(
+        "; change it, raise `compile_cpu` or `compile_memory_bytes` in [policies], or run `{command}` and `pointsman \
+         policy reload`"
+    );
+    // T3.5
+    assert!(message.ends_with(&advice), "{message}");
     println!("with the file in place the daemon started in {started:?}");
     assert_eq!(daemon.children(), 0);
     // An operator clears it, and the running daemon tries the file again.
@@ -130,12 +139,12 @@ fn a_file_that_ends_its_compiler_is_quarantined_also_after_a_restart() {
         let ran = command.args(["policy", "quarantine"]).args(arguments).output().unwrap();
         (ran.status.code(), String::from_utf8([ran.stdout, ran.stderr].concat()).unwrap())
     };
-    let digest = pointsman_policy_runtime::digest(&bomb).to_string();
     let (code, text) = quarantine(&["list", "--dir", dir]);
     assert!(code == Some(0) && text.contains(&digest) && text.contains("of CPU time"), "{text}");
     let (code, text) = quarantine(&["clear", "--dir", dir, "sha256:00"]);
     assert!(code == Some(2) && text.contains("`sha256:00` is not quarantined"), "{text}");
-    let (code, text) = quarantine(&["clear", "--dir", dir]);
+    let (code, text) = quarantine(&["clear", "--dir", dir, &digest[..12]]);
+    // T3.5
     assert!(code == Some(0) && text.starts_with("cleared 1 file\n"), "{text}");
     assert_eq!(quarantine(&["list", "--dir", dir]), (Some(0), "no file is quarantined\n".to_owned()));
     let report: serde_json::Value =
@@ -144,6 +153,18 @@ fn a_file_that_ends_its_compiler_is_quarantined_also_after_a_restart() {
     let good = version_of(LEAST_LOADED, 1);
     daemon.drop_file("prefill.wasm", &good);
     daemon.until_it_serves("prefill", &good);
+}
+
+#[test]
+fn t3_the_refusal_of_a_trial_call_names_the_command_that_repeats_it() {
+    let daemon = Daemon::start("[policies.slots.prefill]\nsettings = { mode = 'trap' }");
+    let hostile = pointsman_test_guests::HOSTILE;
+    daemon.drop_file("prefill.wasm", hostile);
+    let (kind, message) = daemon.until_it_refuses("prefill", hostile);
+    let expected = "; to repeat it: `pointsman policy inspect FILE` with the slot's `--settings` and, as in \
+                    [policies], `--deadline-ms` and `--memory-bytes`";
+    // T3.2
+    assert!(kind == "probe" && message.ends_with(expected), "{kind}: {message}");
 }
 
 #[test]
@@ -161,18 +182,6 @@ fn n7_a_policy_is_installed_when_the_compile_cache_can_be_written_again() {
     assert!(kind == "not_compiled" && message.contains(cache.to_str().unwrap()), "{kind} {message}");
     fs::remove_file(&cache).unwrap();
     daemon.until_it_serves("prefill", &policy);
-}
-
-#[test]
-fn t3_the_refusal_of_a_trial_call_names_the_command_that_repeats_it() {
-    let daemon = Daemon::start("[policies.slots.prefill]\nsettings = { mode = 'trap' }");
-    let hostile = pointsman_test_guests::HOSTILE;
-    daemon.drop_file("prefill.wasm", hostile);
-    let (kind, message) = daemon.until_it_refuses("prefill", hostile);
-    let expected = "; to repeat it: `pointsman policy inspect FILE` with the slot's `--settings` and, as in \
-                    [policies], `--deadline-ms` and `--memory-bytes`";
-    // T3.2
-    assert!(kind == "probe" && message.ends_with(expected), "{kind}: {message}");
 }
 
 #[test]

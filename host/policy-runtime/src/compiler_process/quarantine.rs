@@ -73,9 +73,26 @@ impl Quarantine {
                 && entry.cpu_ms >= cpu_ms(limits)
         };
         match self.entries.lock().iter().find(holds) {
-            Some(entry) => Err(Refusal::Quarantined(format!("compiling this file failed: {}", entry.how))),
+            Some(entry) => Err(Refusal::Quarantined(self.advised(entry))),
             None => Ok(()),
         }
+    }
+
+    /// Says how the file ended a process, and how to have it compiled again.
+    fn advised(&self, entry: &Entry) -> String {
+        let again = match self.file.as_deref().and_then(Path::parent) {
+            Some(dir) => format!(
+                "run `pointsman policy quarantine clear --dir {} {:.12}` and `pointsman policy reload`",
+                dir.display(),
+                entry.digest
+            ),
+            None => "restart the gateway".to_owned(),
+        };
+        format!(
+            "compiling this file failed: {}; change it, raise `compile_cpu` or `compile_memory_bytes` in [policies], \
+             or {again}",
+            entry.how
+        )
     }
 
     /// Remembers a file.

@@ -145,7 +145,9 @@ impl ManagedSlot {
             return None;
         }
         lane.held = None;
-        let refusal = Refusal::Quarantined("this slot rolled it back before".to_owned());
+        let refusal = Refusal::Quarantined(
+            "this slot rolled it back before; change the file or its settings to try again".to_owned(),
+        );
         let refused = Refused::new(lane.found.clone(), plan.main_digest(), refusal);
         self.refuse(mode, None, &refused)
     }
