@@ -26,6 +26,7 @@ const MAX_SHOWN: usize = 10;
 /// First bytes of files in the formats of gzip and zstd.
 const GZIP: [u8; 2] = [0x1f, 0x8b];
 const ZSTD: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
+const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 
 /// Arguments of `run`.
 #[derive(Debug, Args)]
@@ -109,6 +110,10 @@ fn open(path: &Path) -> anyhow::Result<impl BufRead> {
     let packed = [(&GZIP[..], "gzip"), (&ZSTD[..], "zstd")];
     if let Some((_, format)) = packed.iter().find(|(magic, _)| begin.starts_with(magic)) {
         bail!("the file is compressed ({format}); expand it first: `{format} -dc FILE > decisions.jsonl`");
+    }
+    // Editors on Windows begin a file with it.
+    if begin.starts_with(BYTE_ORDER_MARK) {
+        recording.consume(BYTE_ORDER_MARK.len());
     }
     Ok(recording)
 }

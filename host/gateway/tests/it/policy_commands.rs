@@ -585,6 +585,10 @@ fn run_refuses_what_is_no_recording() {
         "r.jsonl: line 2: EOF while parsing a string at column 60; the line is cut off: record the decisions";
     // O7.4
     assert!(ran.code == Some(2) && ran.err.contains(cut), "{}", ran.err);
+    write(&[format!("\u{feff}{}", line("1a", 1))]);
+    let ran = pointsman(dir.path(), ["run", "policy.wasm", "--receipts", "r.jsonl"]);
+    // T4.3
+    assert!(ran.code == Some(0) && ran.out.contains("agree   1 of 1\n"), "{}{}", ran.out, ran.err);
     fs::write(dir.path().join("r.jsonl"), b"\x1f\x8b\x08\0").expect("written");
     let ran = pointsman(dir.path(), ["run", "policy.wasm", "--receipts", "r.jsonl"]);
     // O7.4
