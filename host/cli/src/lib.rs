@@ -12,6 +12,7 @@ mod escape;
 mod generate;
 mod log;
 mod log_queue;
+mod negative_numbers;
 mod text_log;
 pub mod tree;
 pub mod version;
@@ -20,6 +21,7 @@ pub use escape::escaped;
 pub use generate::{ToolCommand, completions, manual_pages};
 pub use log::{DEFAULT_LOG, LogArgs, start_log};
 pub use log_queue::{LogFlush, lost_log_lines};
+pub use negative_numbers::{parse, with_negative_numbers};
 
 /// The reader of the command's output closed it, as `| head` does.
 #[derive(Debug)]

@@ -4,7 +4,7 @@ use std::{net::SocketAddr, path::PathBuf, process::ExitCode, sync::Arc, time::Du
 
 use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use pointsman_admin_cli::AdminCommand;
-use pointsman_cli::{DEFAULT_LOG, LogArgs, exit_code, print, start_log};
+use pointsman_cli::{DEFAULT_LOG, LogArgs, exit_code, print, start_log, with_negative_numbers};
 use pointsman_policy_admin::PolicyAdminCommand;
 use pointsman_policy_runtime::run_compiler_process;
 use pointsman_workers::{WorkerSpec, url_without_secrets};
@@ -132,7 +132,7 @@ pub fn run() -> ExitCode {
     if let Some(failed) = programs::dispatch(&arguments) {
         return exit_code(Err(failed));
     }
-    let mut matches = programs::listed(Cli::command()).get_matches();
+    let mut matches = with_negative_numbers(programs::listed(Cli::command())).get_matches();
     match Cli::from_arg_matches_mut(&mut matches) {
         Ok(cli) => cli.run(),
         Err(error) => error.format(&mut Cli::command()).exit(),

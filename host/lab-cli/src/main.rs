@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
 use pointsman_cli::{
-    DEFAULT_LOG, LogArgs, ToolCommand, exit_code, start_log,
+    DEFAULT_LOG, LogArgs, ToolCommand, exit_code, parse, start_log,
     version::{VERSION, check_caller},
 };
 use pointsman_lab::cli::{CompareArgs, TraceCommand};
@@ -51,7 +51,7 @@ fn main() -> ExitCode {
     if let Err(error) = check_caller() {
         return exit_code(Err(error));
     }
-    let cli = Cli::parse();
+    let cli: Cli = parse();
     // This is the default of `pointsman-sim`.
     let log = if matches!(cli.command, Command::Sim(_)) { "warn" } else { DEFAULT_LOG };
     let log = start_log(cli.log.log_json, log);

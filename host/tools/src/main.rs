@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
 use pointsman_cli::{
-    DEFAULT_LOG, LogArgs, ToolCommand, exit_code, start_log,
+    DEFAULT_LOG, LogArgs, ToolCommand, exit_code, parse, start_log,
     version::{VERSION, check_caller},
 };
 use pointsman_import::ImportCommand;
@@ -36,7 +36,7 @@ fn main() -> ExitCode {
     if let Err(error) = check_caller() {
         return exit_code(Err(error));
     }
-    let cli = Cli::parse();
+    let cli: Cli = parse();
     let log = start_log(cli.log.log_json, DEFAULT_LOG);
     let outcome = match cli.command {
         Command::Import(command) => command.run(),

@@ -76,6 +76,16 @@ fn read(number: usize, table: toml::Table, facts: &FactTable) -> Result<Case, Ca
     let name = table.get("name").and_then(toml::Value::as_str);
     let case = name.map_or_else(|| number.to_string(), str::to_owned);
     let wrong = |field: String, problem: String| CasesError::Case { case: case.clone(), field, problem };
+    if let Some(toml::Value::Table(expect)) = table.get("expect")
+        && expect.len() != 1
+    {
+        let names: Vec<&str> = expect.keys().map(String::as_str).collect();
+        let problem = match names.as_slice() {
+            [] => "is empty; name one answer, as in `{ row = 0 }`".to_owned(),
+            names => format!("has {} answers ({}); leave one of them", names.len(), names.join(", ")),
+        };
+        return Err(wrong("expect".to_owned(), problem));
+    }
     let raw: RawCase = serde_path_to_error::deserialize(table).map_err(|error| {
         let path = error.path().to_string();
         let problem = error.into_inner();

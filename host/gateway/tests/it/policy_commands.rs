@@ -209,6 +209,30 @@ fn t3_a_refusal_names_the_types_that_differ_and_the_limit_that_stopped_the_polic
 }
 
 #[test]
+fn t4_a_case_with_two_answers_and_a_negative_number_are_named() {
+    let dir = folder();
+    embedded(dir.path(), "least-loaded");
+    let case = "[[case]]\nname = \"c\"\nrows = [{}]\nexpect = { row = 0, shed = 429 }\n";
+    fs::write(dir.path().join("cases.toml"), case).expect("written");
+    let ran = pointsman(dir.path(), ["test", "policy.wasm"]);
+    let expected = "case \"c\": expect: has 2 answers (row, shed); leave one of them";
+    // T4.2
+    assert!(ran.code == Some(2) && ran.err.contains(expected), "{}", ran.err);
+    let ran = pointsman(dir.path(), ["bench", "policy.wasm", "--seconds", "-1"]);
+    // T4.1
+    assert!(ran.code == Some(2) && ran.err.contains(": -1 is not within 0.001 to 3600"), "{}", ran.err);
+    for (arguments, expected) in [
+        (&["trace", "generate", "--burstiness", "-1"][..], ": -1 is not within 1e-6 to 1e9"),
+        (&["decisions", "--last", "-1"], ": -1 is not in 1..=1000"),
+    ] {
+        let output = Command::new(crate::programs::pointsman()).args(arguments).output().expect("it runs");
+        let text = String::from_utf8(output.stderr).expect("text");
+        // T4.1
+        assert!(output.status.code() == Some(2) && text.contains(expected), "{text}");
+    }
+}
+
+#[test]
 fn new_scripts_pass_their_unit_tests_without_a_component() {
     let dir = folder();
     let runs = [("python", &["python3", "test_policy.py"][..]), ("js", &["node", "--test"])];
