@@ -37,7 +37,8 @@ use outage::Outage;
 const FULL_QUEUE_DELAY: Duration = Duration::from_millis(1);
 /// Shortest time between two log lines of one kind about a source: an engine can cause thousands a second.
 const LOG_INTERVAL: Duration = Duration::from_secs(1);
-/// The same for events that are skipped: a newer engine sends them all the time.
+/// The same for events that are skipped, and for a feed that cannot be read: an engine causes them all the
+/// time.
 const SKIPPED_LOG_INTERVAL: Duration = Duration::from_mins(10);
 
 /// State of one feed.
@@ -82,10 +83,11 @@ struct IndexSink {
     forget_lines: LogLimit,
     live_lines: LogLimit,
     skipped_lines: LogLimit,
+    unreadable_lines: LogLimit,
 }
 
 impl FeedStatus {
-    /// Returns whether the feed is connected and caught up. If not, the index learns from decisions instead.
+    /// Returns whether the feed is connected, readable and caught up. If not, the index learns from decisions instead.
     #[must_use]
     pub fn live(&self) -> bool {
         self.live.load(Ordering::Relaxed)
@@ -142,13 +144,28 @@ impl Sink for IndexSink {
     }
 
     fn live(&self, live: bool) {
-        if self.live.swap(live, Ordering::Relaxed) != live
-            && let Some(suppressed) = self.live_lines.due()
-        {
-            tracing::info!(worker = %self.worker, rank = %self.rank, live, suppressed, "kv event feed changed");
+        if self.live.swap(live, Ordering::Relaxed) != live {
+            if let Some(suppressed) = self.live_lines.due() {
+                let (worker, rank) = (self.worker, self.rank);
+                tracing::info!(%worker, %rank, live, suppressed, "kv event feed changed");
+            }
+            self.outage.restart();
         }
-        self.outage.restart();
         self.index.set_live(self.worker, self.rank, live);
+    }
+
+    fn unreadable(&self, error: &str) {
+        self.live(false);
+        if self.outage.begin(error)
+            && let Some(suppressed) = self.unreadable_lines.due()
+        {
+            let (worker, rank, endpoint) = (self.worker, self.rank, &self.endpoint);
+            tracing::warn!(
+                %worker, %rank, %endpoint, error, suppressed,
+                "kv events of a worker cannot be decoded: its cache is predicted from decisions; check that its \
+                 kv_events is the engine's address for them, and that the engine sends them as msgpack"
+            );
+        }
     }
 
     fn lost(&self, reason: &zmtp::Error) {
@@ -274,6 +291,7 @@ impl Feeds {
                 forget_lines: LogLimit::new(LOG_INTERVAL),
                 live_lines: LogLimit::new(LOG_INTERVAL),
                 skipped_lines: LogLimit::new(SKIPPED_LOG_INTERVAL),
+                unreadable_lines: LogLimit::new(SKIPPED_LOG_INTERVAL),
             };
             self.running.lock().insert((worker.id(), DpRank(rank)), status);
             tasks.spawn(run(config, Arc::new(sink), stop.clone()));

@@ -36,10 +36,12 @@ const WAIT_LIMIT: Duration = Duration::from_secs(20);
 enum Call {
     /// A batch, identified by the hash of its only removal.
     Batch(u64),
+    /// A batch with nothing but an event of an unknown type.
+    Unknown,
     Forget(&'static str),
     Live(bool),
 }
-use Call::{Batch as Got, Forget, Live};
+use Call::{Batch as Got, Forget, Live, Unknown};
 
 #[derive(Default)]
 struct Recorder {
@@ -58,6 +60,7 @@ impl Sink for Recorder {
     fn apply(&self, batch: Batch) {
         match batch.events.as_slice() {
             [.., KvEvent::Removed { hashes, .. }] => self.push(Got(hashes[0])),
+            [KvEvent::Unknown(_)] => self.push(Unknown),
             other => panic!("unexpected events: {other:?}"),
         }
     }
@@ -187,6 +190,8 @@ enum Reply {
     Slow(u64),
     /// A malformed message, then all messages up to the first number except the second.
     Without(u64, u64),
+    /// A malformed message, and two whose batch is.
+    Unreadable,
     /// The end marker only.
     Nothing,
     /// No reply.
@@ -211,6 +216,7 @@ async fn replays(replies: Vec<Reply>) -> (String, Arc<Mutex<Vec<u64>>>) {
                 Reply::UpTo(to) | Reply::Bare(to) | Reply::Slow(to) => (to + 1, None),
                 Reply::Without(to, without) => (to + 1, Some(without)),
                 Reply::Nothing => (0, None),
+                Reply::Unreadable => (2, Some(u64::MAX)),
                 Reply::Silence => continue,
             };
             if without.is_some() {
@@ -223,6 +229,7 @@ async fn replays(replies: Vec<Reply>) -> (String, Arc<Mutex<Vec<u64>>>) {
                 }
                 let response = match reply {
                     Reply::Bare(_) => message(&[client, b"", &number, &batch(seq)]),
+                    Reply::Unreadable => message(&[client, b"", &number, b"{}"]),
                     _ => message(&[client, b"", b"kv-events", &number, &batch(seq)]),
                 };
                 router.send(response).await.expect("a reply");
@@ -462,7 +469,8 @@ async fn h6_malformed_messages_are_counted_and_the_feed_continues() {
     engine.send(&[b"kv-events", b"short", b"payload"]).await;
     engine.send(&[b"kv-events", &[0xff; 8], b""]).await;
     engine.publish(1).await;
-    feed.expect(&[Got(1)]).await;
+    // H6.22
+    feed.expect(&[Live(false), Got(1), Live(true)]).await;
     // A sequence number with a malformed batch: its events are lost.
     engine.send(&[b"kv-events", &2_u64.to_be_bytes(), b"\xc1 no msgpack"]).await;
     engine.send(&[b"kv-events", &3_u64.to_be_bytes(), &batch(3)[..20]]).await;
@@ -471,6 +479,41 @@ async fn h6_malformed_messages_are_counted_and_the_feed_continues() {
     feed.expect(&[Forget("decode_error"), Forget("decode_error"), Got(4)]).await;
     assert_eq!(feed.counters.decode_errors.load(Relaxed), 5);
     assert_eq!(feed.counters.gaps.load(Relaxed), 0);
+    feed.end().await;
+}
+
+#[tokio::test]
+async fn h6_a_feed_is_not_live_while_its_last_three_messages_cannot_be_read() {
+    let mut engine = Engine::bind(LOCAL).await;
+    let (replay, _) = replays(vec![Reply::Unreadable, Reply::Nothing]).await;
+    let feed = Fixture::start(&engine.endpoint, Some(&replay), WAIT_LIMIT);
+    let unreadable = [Live(false), Forget("decode_error")];
+    // H6.22
+    feed.expect(&[&[Forget("decode_error")], &unreadable[..]].concat()).await;
+    feed.first(&mut engine, 2, &[Got(2), Live(true)]).await;
+    // One or two at a time change nothing.
+    for seq in 3..12_u64 {
+        let payload = if seq % 3 == 2 { batch(seq) } else { b"{}".to_vec() };
+        engine.send(&[b"kv-events", &seq.to_be_bytes(), &payload]).await;
+        feed.expect(&[if seq % 3 == 2 { Got(seq) } else { Forget("decode_error") }]).await;
+    }
+    for seq in 12..16_u64 {
+        engine.send(&[b"kv-events", &seq.to_be_bytes(), b"{}"]).await;
+        feed.expect(if seq < 14 { &unreadable[1..] } else { &unreadable }).await;
+    }
+    // An event that is skipped was read.
+    let skipped = rmp_serde::to_vec(&json!([1.0, [{"type": "BlockMoved"}], 0])).expect("msgpack");
+    engine.send(&[b"kv-events", &16_u64.to_be_bytes(), &skipped]).await;
+    feed.expect(&[Unknown, Live(true)]).await;
+    // A new connection alone does not end it.
+    for seq in 17..20_u64 {
+        engine.send(&[b"kv-events", &seq.to_be_bytes(), b"{}"]).await;
+        feed.expect(if seq < 19 { &unreadable[1..] } else { &unreadable }).await;
+    }
+    let endpoint = engine.close().await;
+    feed.expect(&[Live(false), Forget("disconnected")]).await;
+    let mut engine = Engine::bind(&endpoint).await;
+    feed.first(&mut engine, 0, &[Got(0), Live(true)]).await;
     feed.end().await;
 }
 

@@ -12,22 +12,26 @@ use serde_json::{Value, json};
 use zeromq::{Endpoint, PubSocket, Socket as _, SocketSend as _, ZmqMessage};
 
 /// An engine's publisher.
-struct Publisher {
+pub(crate) struct Publisher {
     socket: PubSocket,
-    port: u16,
+    pub(crate) port: u16,
     seq: u64,
 }
 
 impl Publisher {
-    async fn bind() -> Self {
+    pub(crate) async fn bind() -> Self {
         let mut socket = PubSocket::new();
         let Endpoint::Tcp(_, port) = socket.bind("tcp://127.0.0.1:0").await.unwrap() else { panic!("tcp") };
         Self { socket, port, seq: 0 }
     }
 
     /// Publishes a batch as the next message.
-    async fn send(&mut self, events: &[Value]) {
-        let payload = rmp_serde::to_vec(&json!([1.0, events, 0])).unwrap();
+    pub(crate) async fn send(&mut self, events: &[Value]) {
+        self.send_payload(rmp_serde::to_vec(&json!([1.0, events, 0])).unwrap()).await;
+    }
+
+    /// Publishes these bytes as the batch of the next message.
+    pub(crate) async fn send_payload(&mut self, payload: Vec<u8>) {
         let frames: [Bytes; 3] = ["kv".into(), self.seq.to_be_bytes().to_vec().into(), payload.into()];
         self.seq += 1;
         self.socket.send(ZmqMessage::try_from(frames.to_vec()).unwrap()).await.unwrap();
@@ -46,7 +50,7 @@ fn removed(group: u32, hashes: &[u64]) -> Value {
 }
 
 /// Returns how many blocks of a prompt the gateway expects at the worker.
-async fn predicted(cluster: &TestCluster, prompt: &[u32]) -> u64 {
+pub(crate) async fn predicted(cluster: &TestCluster, prompt: &[u32]) -> u64 {
     predicted_of("tiny", cluster, prompt).await
 }
 

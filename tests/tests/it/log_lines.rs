@@ -21,7 +21,7 @@ use tokio::{
 use tokio_util::task::TaskTracker;
 
 #[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
+pub(crate) struct Log(pub(crate) Arc<Mutex<Vec<u8>>>);
 
 impl io::Write for Log {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
@@ -35,7 +35,7 @@ impl io::Write for Log {
 }
 
 /// Begins the log of this process, which runs one test.
-fn log() -> Log {
+pub(crate) fn log() -> Log {
     let log = Log::default();
     let writer = log.clone();
     let levels = "info,pointsman_gateway::telemetry::account=debug";

@@ -119,6 +119,7 @@ mod tls_reload;
 mod trace_context;
 mod traces;
 mod unnamed_models;
+mod unreadable_events;
 mod vllm_frontends;
 mod vllm_legs;
 mod whole_answers;

@@ -22,7 +22,7 @@ use crate::resolver::Resolver;
 mod replay;
 mod wire;
 
-use wire::{Subscription, frames};
+use wire::{NOT_FRAMES, Subscription, frames};
 
 /// Maximum number of live messages that wait for the end of a replay.
 const KEPT_MESSAGES: usize = 4096;
@@ -30,6 +30,9 @@ const KEPT_MESSAGES: usize = 4096;
 const KEPT_BYTES: usize = 64 * 1024 * 1024;
 /// Largest message in bytes. A larger one ends the connection.
 const MAX_MESSAGE: usize = 64 * 1024 * 1024;
+/// Messages and replies in a row that cannot be decoded, after which the feed is not live: most likely the
+/// engine never sends one that can.
+const MAX_UNREADABLE: u32 = 3;
 
 /// Receives one source's events. Called from one task, one call at a time.
 pub trait Sink: Send + Sync {
@@ -43,8 +46,14 @@ pub trait Sink: Send + Sync {
     /// Reports that the source's engine is another process than before, with an empty cache.
     fn restarted(&self) {}
 
-    /// Reports whether the source is connected and caught up. Initially it is not.
+    /// Reports whether the source is connected, readable and caught up. Initially it is not.
     fn live(&self, live: bool);
+
+    /// Reports that the source is not live, because the last messages could not be decoded, and why the last
+    /// one could not. Called again for each further one.
+    fn unreadable(&self, _error: &str) {
+        self.live(false);
+    }
 
     /// Reports that an attempt to connect failed or a connection ended. The next attempt follows.
     fn lost(&self, _reason: &zmtp::Error) {}
@@ -123,6 +132,8 @@ pub async fn run(config: FeedConfig, sink: Arc<dyn Sink>, stop: CancellationToke
         previous: None,
         heard: false,
         gave_up: false,
+        unreadable: 0,
+        live: false,
     };
     loop {
         let began = Instant::now();
@@ -171,6 +182,10 @@ struct Feed {
     heard: bool,
     /// Whether the last replay was given up.
     gave_up: bool,
+    /// Number of messages and replies since the last one that could be decoded, also of earlier connections.
+    unreadable: u32,
+    /// Whether the sink was told that the source is live.
+    live: bool,
 }
 
 /// Guard of a connection: dropping it reports the end of the connection to the sink.
@@ -198,6 +213,7 @@ impl Feed {
         let connected =
             Connected { sink: Arc::clone(&self.sink), counters: Arc::clone(&self.config.counters) };
         let Err(lost) = self.follow(&mut subscription).await;
+        self.live = false;
         drop(connected);
         lost
     }
@@ -207,8 +223,10 @@ impl Feed {
             self.sequencer.open();
             self.fill(subscription, 0).await?;
         }
-        self.sink.live(true);
         loop {
+            if self.unreadable < MAX_UNREADABLE && !std::mem::replace(&mut self.live, true) {
+                self.sink.live(true);
+            }
             let message = subscription.next().await?;
             if let Some(from) = self.on_live(&message) {
                 self.fill(subscription, from).await?;
@@ -221,7 +239,7 @@ impl Feed {
         let counters = Arc::clone(&self.config.counters);
         let Some((seq, payload)) = frames(message) else {
             // Its sequence number is unknown. If it was lost from ours, the next message reveals a gap.
-            counters.decode_errors.fetch_add(1, Relaxed);
+            self.note_unreadable(NOT_FRAMES);
             return None;
         };
         counters.messages.fetch_add(1, Relaxed);
@@ -245,7 +263,7 @@ impl Feed {
         None
     }
 
-    fn apply_step(&self, step: Step<Bytes>, origin: Origin) {
+    fn apply_step(&mut self, step: Step<Bytes>, origin: Origin) {
         match step {
             Step::Apply(payload) => self.apply(&payload, origin),
             Step::Restarted(payload) => {
@@ -261,13 +279,14 @@ impl Feed {
         }
     }
 
-    fn apply(&self, payload: &[u8], origin: Origin) {
+    fn apply(&mut self, payload: &[u8], origin: Origin) {
         let counters = &self.config.counters;
         if origin == Origin::Replay {
             counters.replayed.fetch_add(1, Relaxed);
         }
         match decode_batch(payload) {
             Ok(batch) => {
+                self.unreadable = 0;
                 counters.events.fetch_add(batch.events.len() as u64, Relaxed);
                 if origin == Origin::Live {
                     counters.lag_ms.store(lag_ms(batch.ts), Relaxed);
@@ -275,10 +294,20 @@ impl Feed {
                 self.sink.apply(batch);
             }
             Err(error) => {
-                tracing::debug!(endpoint = %self.config.endpoint, %error, "kv event batch malformed");
-                counters.decode_errors.fetch_add(1, Relaxed);
+                self.note_unreadable(&error.to_string());
                 self.forget("decode_error");
             }
+        }
+    }
+
+    /// Counts a message or reply that cannot be decoded.
+    fn note_unreadable(&mut self, error: &str) {
+        tracing::debug!(endpoint = %self.config.endpoint, error, "kv event batch malformed");
+        self.config.counters.decode_errors.fetch_add(1, Relaxed);
+        self.unreadable = self.unreadable.saturating_add(1);
+        if self.unreadable >= MAX_UNREADABLE {
+            self.live = false;
+            self.sink.unreadable(error);
         }
     }
 

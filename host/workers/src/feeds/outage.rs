@@ -16,7 +16,7 @@ pub(super) struct Outage(Mutex<State>);
 #[derive(Debug)]
 struct State {
     since: Instant,
-    /// Why the last attempt failed, once the outage is a problem.
+    /// Why the last attempt failed or the events cannot be read, once the outage is a problem.
     reason: Option<Arc<str>>,
 }
 
@@ -27,21 +27,23 @@ impl Default for Outage {
 }
 
 impl Outage {
-    /// Begins the time again: the feed is live or just ended, or its worker is not healthy.
+    /// Begins the time again: the feed became live or no longer is, or its worker is not healthy.
     pub(super) fn restart(&self) {
         *self.0.lock() = State { since: Instant::now(), reason: None };
     }
 
     /// Notes that one more attempt failed. Returns whether the outage became a problem with it.
     pub(super) fn lasts(&self, reason: &str) -> bool {
-        let mut state = self.0.lock();
-        if state.since.elapsed() < GRACE {
-            return false;
-        }
-        state.reason.replace(reason.into()).is_none()
+        let is_long = self.0.lock().since.elapsed() >= GRACE;
+        is_long && self.begin(reason)
     }
 
-    /// Returns why the last attempt failed, if the outage is a problem.
+    /// Makes the outage a problem at once, or replaces its reason. Returns whether it was none before.
+    pub(super) fn begin(&self, reason: &str) -> bool {
+        self.0.lock().reason.replace(reason.into()).is_none()
+    }
+
+    /// Returns the reason, if the outage is a problem.
     pub(super) fn reason(&self) -> Option<Arc<str>> {
         self.0.lock().reason.clone()
     }

@@ -21,6 +21,7 @@ fn feed(worker: &Arc<Worker>) -> (IndexSink, FeedStatus) {
         forget_lines: LogLimit::new(LOG_INTERVAL),
         live_lines: LogLimit::new(LOG_INTERVAL),
         skipped_lines: LogLimit::new(SKIPPED_LOG_INTERVAL),
+        unreadable_lines: LogLimit::new(SKIPPED_LOG_INTERVAL),
     };
     (sink, FeedStatus { counters: Arc::default(), endpoint, live, outage })
 }
@@ -50,4 +51,12 @@ async fn h6_a_feed_is_a_problem_when_its_worker_has_been_healthy_without_it_for_
     assert!(lost(1).await);
     worker.set_health(Health::Unhealthy);
     assert!(!lost(1).await, "that is the worker's problem");
+    worker.set_health(Health::Healthy);
+    sink.live(true);
+    sink.unreadable("not msgpack");
+    assert_eq!((status.live(), status.problem().as_deref()), (false, Some("not msgpack")));
+    sink.live(false);
+    assert_eq!(status.problem().as_deref(), Some("not msgpack"), "a new connection alone does not end it");
+    sink.live(true);
+    assert_eq!((status.live(), status.problem()), (true, None));
 }

@@ -14,7 +14,7 @@ use tokio::{
 
 use super::{
     Feed, Origin,
-    wire::{Reply, Subscription, ask},
+    wire::{NOT_FRAMES, Reply, Subscription, ask},
 };
 
 /// Capacity of the channel from the replay's socket to the sink. Each reply may be as large as a message.
@@ -102,7 +102,7 @@ impl Feed {
     /// Applies a reply. Returns whether it was new.
     fn on_reply(&mut self, reply: Reply) -> bool {
         let Reply::Message(seq, payload) = reply else {
-            self.config.counters.decode_errors.fetch_add(1, Relaxed);
+            self.note_unreadable(NOT_FRAMES);
             return false;
         };
         let step = self.sequencer.replayed(seq, payload);

@@ -19,6 +19,10 @@ const FOLLOW_INTERVAL: Duration = Duration::from_secs(5);
 /// Sequence number that marks the end of a replay.
 const END: [u8; 8] = [0xff; 8];
 
+/// Why a message is malformed when [`frames`] finds nothing in it.
+pub(super) const NOT_FRAMES: &str =
+    "the last two frames of a message are not a sequence number (8 bytes) and a batch";
+
 /// A connected subscription.
 pub(super) struct Subscription {
     socket: Connection,
