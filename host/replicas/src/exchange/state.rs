@@ -91,7 +91,7 @@ impl StateLink {
 
     /// Runs for ever. A failure is shown, and the task tried again.
     async fn run(self) {
-        let mut pause = FIRST_PAUSE;
+        let (mut pause, mut logged) = (FIRST_PAUSE, None);
         loop {
             // A slot may begin to share its state at any time.
             if !self.states.any() {
@@ -101,19 +101,20 @@ impl StateLink {
             }
             let begun = Instant::now();
             self.status.take_state_denial();
-            let mut problem = match self.keep_equal().await {
+            let failed = match self.keep_equal().await {
                 Ok(()) => "the watch of the bucket ended".to_owned(),
                 Err(problem) => problem,
             };
-            // A refused request has no other answer than this.
-            if let Some(denial) = self.status.take_state_denial() {
-                problem = format!("{problem}: {denial}");
-            }
-            if self.status.state().problem.as_ref() != Some(&problem) {
+            // A refused request has no other answer than this, which names another key each time.
+            let denial = self.status.take_state_denial();
+            let problem = denial.map_or_else(|| failed.clone(), |denial| format!("{failed}: {denial}"));
+            let was_shared = self.status.state().shared;
+            if was_shared || logged.as_ref() != Some(&failed) {
                 tracing::warn!(problem, "state of policies is not shared");
             }
+            logged = Some(failed);
             self.status.set_state(StateView::not_shared(&problem));
-            if begun.elapsed() >= MAX_PAUSE {
+            if was_shared && begun.elapsed() >= MAX_PAUSE {
                 pause = FIRST_PAUSE;
             }
             tokio::time::sleep(pause).await;
@@ -144,6 +145,8 @@ impl StateLink {
             bucket.receive(&entry);
         }
         self.states.shared().for_each(|(_, state)| state.note_all());
+        // A server that refuses the writes shares nothing. The last problem is shown until it confirms them.
+        bucket.send().await?;
         self.status.set_state(StateView { shared: true, problem: None });
         let (mut send, mut remove) = (interval(INTERVAL), interval(REMOVE.0));
         send.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -161,7 +164,9 @@ impl StateLink {
 
     /// Opens the fleet's bucket, which an operator or another gateway may have created.
     async fn open(&self) -> Result<kv::Store, String> {
-        let context = jetstream::new(self.client.clone());
+        let mut context = jetstream::new(self.client.clone());
+        // Longer than the limit here, so that a request without an answer always fails with the same text.
+        context.set_timeout(ANSWER * 2);
         let name = format!("pointsman-{}", self.fleet);
         if let Ok(store) = context.get_key_value(&name).await {
             return Ok(store);

@@ -7,8 +7,10 @@ use std::sync::{
 
 use pointsman_routing::SlotKind;
 use pointsman_test_guests::TENANT_LIMIT;
+use pointsman_tests::own_process;
 
 use super::*;
+use crate::log_lines::log;
 
 /// Time in which a change reaches the other gateway, many times over.
 const TOLD: Duration = Duration::from_secs(1);
@@ -260,6 +262,58 @@ async fn q7_without_the_permissions_of_the_state_bookings_are_still_exchanged() 
     // Q7.13
     assert_eq!(one.metric("pointsman_replicas_disconnects_total ").await.unwrap(), [0.0]);
     assert_eq!(chat(&one).await, 200);
+}
+
+/// Lines of a server whose user may publish to these subjects.
+fn publishing(subjects: &str) -> String {
+    format!(
+        "{JETSTREAM}\nauthorization {{ users = [ {{ user: pointsman, password: secret, permissions: {{ \
+         publish: [\"pointsman.default.v1.>\", \"$JS.API.>\", \"$JS.FC.>\"{subjects}], \
+         subscribe: [\"pointsman.default.v1.*\", \"_INBOX.>\"] }} }} ] }}"
+    )
+}
+
+#[tokio::test]
+async fn q7_while_the_server_refuses_writes_the_state_is_not_shared_and_one_line_says_why() {
+    let path = concat!(
+        module_path!(),
+        "::q7_while_the_server_refuses_writes_the_state_is_not_shared_and_one_line_says_why"
+    );
+    if !own_process(path) {
+        return;
+    }
+    let log = log();
+    let Some(mut nats) = Nats::start(&publishing("")).await else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("password");
+    std::fs::write(&file, "secret").unwrap();
+    let settings = Replicas {
+        username: Some("pointsman".to_owned()),
+        password_file: Some(file),
+        ..replicas("one", &nats.url())
+    };
+    let one = with(settings).await;
+    assert_eq!(chat(&one).await, 200);
+    let is_refused = |replicas: &Value| {
+        let state = &replicas["state"];
+        state["shared"] == false && state["problem"].to_string().contains("may not publish to `$KV.")
+    };
+    until(&one, "/replicas", "the refusal is named", is_refused).await;
+    // More than one attempt.
+    let end = Instant::now() + Duration::from_secs(7);
+    while Instant::now() < end {
+        let replicas = get(&one, "/replicas").await;
+        // Q7.14
+        assert!(is_refused(&replicas), "{replicas}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let text = String::from_utf8_lossy(&log.0.lock()).into_owned();
+    // Q7.14
+    assert_eq!(text.matches("state of policies is not shared").count(), 1, "{text}");
+    nats.configure(&publishing(", \"$KV.pointsman-default.>\"")).unwrap();
+    nats.restart().await;
+    // Q7.14
+    until_shared(&one).await;
 }
 
 #[tokio::test]
