@@ -25,8 +25,7 @@ use crate::{
     http::{self, DataThread, audience::Audience, connected::Service},
     replicas::Replicas,
     state::continuations::MAX_TRANSCRIPTS,
-    state::open_files::connection_limit,
-    state::{Settings, SharedState, State},
+    state::{Settings, SharedState, State, memory_limit::body_limit, open_files::connection_limit},
     telemetry::{
         decision_log::DecisionLog, decision_stats::DecisionStats, hour::now_ms, metrics::Metrics,
         traces::Traces,
@@ -368,7 +367,7 @@ fn build(
         connections_by_address: Arc::default(),
         http2_requests: Budget::new(settings.limits.http2_requests),
         realtime: Budget::new(settings.limits.realtime_connections),
-        body_bytes: Budget::new(settings.limits.body_bytes_in_flight),
+        body_bytes: Budget::new(body_limit(&settings)),
         transcripts: Budget::new(MAX_TRANSCRIPTS),
         sessions: replicas.sessions(),
         programs: Arc::default(),

@@ -27,6 +27,7 @@ pub(crate) mod certificates;
 pub(crate) mod continuations;
 pub(crate) mod jwt;
 pub(crate) mod keys;
+pub(crate) mod memory_limit;
 pub(crate) mod open_files;
 pub(crate) mod quarantine;
 pub(crate) mod rate_limit;

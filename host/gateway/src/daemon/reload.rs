@@ -20,7 +20,7 @@ use crate::{
     },
     state::{
         Settings, SharedState, State, caller::CallerId, certificates::Certificates, jwt::TokenVerifier,
-        keys::Keys, open_files::connection_limit, rate_limit::RateLimiter,
+        keys::Keys, memory_limit::body_limit, open_files::connection_limit, rate_limit::RateLimiter,
     },
     telemetry::{decision_log::DecisionLog, metrics::Metrics, tenant_metrics::TenantMetrics, traces::Traces},
     tenant_limits::TenantLimits,
@@ -67,9 +67,13 @@ impl ReloadTarget for SharedState {
             state.tls.install(certificates, &state.metrics);
         }
         state.queue.set_rules(queue_rules(after));
-        state.body_bytes.set_limit(limits.body_bytes_in_flight);
         state.http2_requests.set_limit(limits.http2_requests);
         state.realtime.set_limit(limits.realtime_connections);
+        let sizes =
+            |config: &config::Config| (config.limits.body_bytes_in_flight, config.server.max_body_bytes);
+        if sizes(after) != sizes(before) {
+            state.body_bytes.set_limit(body_limit(after));
+        }
         if limits.connections != before.limits.connections {
             state.connections.set_limit(connection_limit(limits.connections));
         }

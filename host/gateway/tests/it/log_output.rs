@@ -11,6 +11,7 @@ use std::{
     fs::File,
     io::{BufRead as _, BufReader, Read as _, Write as _},
     net::{SocketAddr, TcpStream},
+    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     thread,
     time::Duration,
@@ -116,23 +117,29 @@ fn n8_a_command_whose_output_is_closed_ends_quietly() {
     terminate(daemon);
 }
 
+/// Starts the gateway with a configuration after these commands of the shell, ends it, and returns its log.
+fn log_of(before: &str, config: &str) -> String {
+    let dir = tempfile::tempdir().unwrap();
+    let config = format!("[server]\nlisten = '127.0.0.1:0'\nadmin_listen = '127.0.0.1:0'\n{config}");
+    std::fs::write(dir.path().join("p.toml"), config).unwrap();
+    let program = env!("CARGO_BIN_EXE_pointsman");
+    let start = format!("{before}; exec {program} --log-json serve --config p.toml");
+    let mut command = Command::new("sh");
+    command.args(["-c", &start]).current_dir(dir.path()).env_remove("RUST_LOG");
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut addresses = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut addresses).unwrap();
+    let mut log = child.stderr.take().unwrap();
+    terminate(child);
+    let mut text = String::new();
+    log.read_to_string(&mut text).unwrap();
+    text
+}
+
 #[test]
 fn l4_a_default_that_needs_more_descriptors_than_there_are_is_no_warning() {
-    let dir = tempfile::tempdir().unwrap();
     for (connections, level) in [("", "INFO"), ("[limits]\nconnections = 9000\n", "WARN")] {
-        let config = format!("[server]\nlisten = '127.0.0.1:0'\nadmin_listen = '127.0.0.1:0'\n{connections}");
-        std::fs::write(dir.path().join("p.toml"), config).unwrap();
-        let program = env!("CARGO_BIN_EXE_pointsman");
-        let start = format!("ulimit -n 1024; exec {program} --log-json serve --config p.toml");
-        let mut command = Command::new("sh");
-        command.args(["-c", &start]).current_dir(dir.path()).env_remove("RUST_LOG");
-        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        let mut addresses = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut addresses).unwrap();
-        let mut log = child.stderr.take().unwrap();
-        terminate(child);
-        let mut text = String::new();
-        log.read_to_string(&mut text).unwrap();
+        let text = log_of("ulimit -n 1024", connections);
         let levels: Vec<&str> = text
             .lines()
             .filter(|line| line.contains("file descriptor limit"))
@@ -140,5 +147,56 @@ fn l4_a_default_that_needs_more_descriptors_than_there_are_is_no_warning() {
             .collect();
         // L4.4
         assert_eq!(levels, [level], "{text}");
+    }
+}
+
+/// A control group with a limit of memory, which is removed at the end.
+struct MemoryGroup(PathBuf);
+
+impl MemoryGroup {
+    /// `None`, with a message, without the permission for it.
+    #[expect(clippy::print_stderr, reason = "a part of a test")]
+    fn new(bytes: usize) -> Option<Self> {
+        for (parent, limit) in [("memory", "memory.limit_in_bytes"), ("", "memory.max")] {
+            let name = format!("pointsman-test-{}", std::process::id());
+            let group = Self(Path::new("/sys/fs/cgroup").join(parent).join(name));
+            let made = std::fs::create_dir(&group.0);
+            if made.and_then(|()| std::fs::write(group.0.join(limit), bytes.to_string())).is_ok() {
+                return Some(group);
+            }
+        }
+        eprintln!("skipped: this user may not limit the memory of a control group");
+        None
+    }
+}
+
+impl Drop for MemoryGroup {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir(&self.0);
+    }
+}
+
+#[test]
+fn l6_the_limit_of_bodies_follows_the_memory_limit_and_too_little_memory_is_a_warning() {
+    let Some(group) = MemoryGroup::new(800 << 20) else { return };
+    let enter = format!("echo $$ > {}/cgroup.procs", group.0.display());
+    let small_index = "[index]\nbyte_budget = 16777216\n";
+    let bodies = |bytes: usize| format!("[limits]\nbody_bytes_in_flight = {bytes}\n");
+    for (config, lowered, scarce) in [
+        (String::new(), true, true),
+        (small_index.to_owned(), true, false),
+        (bodies(100_000_000), false, false),
+        (bodies(300_000_000), false, true),
+    ] {
+        let text = log_of(&enter, &config);
+        let line = |level: &str, part: &str| {
+            let mut lines =
+                text.lines().filter(|line| line.contains(level) && line.contains("control group"));
+            lines.any(|line| line.contains(part))
+        };
+        // L6.1
+        assert_eq!(line("\"INFO\"", "\"limit\":209715200"), lowered, "{config}: {text}");
+        // L6.2
+        assert_eq!(line("\"WARN\"", "\"memory\":838860800"), scarce, "{config}: {text}");
     }
 }
