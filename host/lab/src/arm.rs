@@ -149,6 +149,7 @@ impl Arm {
             deadline: CALL_DEADLINE,
             configure_deadline: CALL_DEADLINE,
             observe_deadline: CALL_DEADLINE,
+            rebuild_in_call: true,
             ..Limits::default()
         };
         let engine = PolicyEngine::new(limits, Capacity::detect())

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 pub(crate) type Chore = Box<dyn FnOnce() + Send>;
 
 /// Hands work to the thread, which ends with this value.
-pub(crate) struct Chores(mpsc::Sender<(Instant, Chore)>);
+pub(crate) struct Chores(mpsc::Sender<(Duration, Chore)>);
 
 impl Chores {
     pub(crate) fn start() -> io::Result<Self> {
@@ -19,12 +19,13 @@ impl Chores {
 
     /// Runs `chore` after `delay`.
     pub(crate) fn push(&self, delay: Duration, chore: Chore) {
-        // The thread ends with this sender only.
-        let _ = self.0.send((Instant::now() + delay, chore));
+        // The thread reads the clock, because that of the caller's runtime may be paused. It ends with this
+        // sender only.
+        let _ = self.0.send((delay, chore));
     }
 }
 
-fn run(work: &mpsc::Receiver<(Instant, Chore)>) {
+fn run(work: &mpsc::Receiver<(Duration, Chore)>) {
     // Chores with a delay are rare: a few that are tried again.
     let mut delayed: Vec<(Instant, Chore)> = Vec::new();
     loop {
@@ -39,8 +40,8 @@ fn run(work: &mpsc::Receiver<(Instant, Chore)>) {
             None => work.recv().map_err(|_| mpsc::RecvTimeoutError::Disconnected),
         };
         match received {
-            Ok((due, chore)) if due <= Instant::now() => chore(),
-            Ok(chore) => delayed.push(chore),
+            Ok((Duration::ZERO, chore)) => chore(),
+            Ok((delay, chore)) => delayed.push((Instant::now() + delay, chore)),
             Err(mpsc::RecvTimeoutError::Timeout) => {}
             Err(mpsc::RecvTimeoutError::Disconnected) => return,
         }
@@ -63,5 +64,18 @@ mod tests {
         let seen: Vec<_> =
             (0..3).map(|_| order.recv_timeout(Duration::from_secs(10)).expect("done")).collect();
         assert_eq!(seen, ["at once", "soon", "late"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_chore_of_a_runtime_with_a_paused_clock_runs_in_real_time() {
+        let chores = Chores::start().expect("a thread");
+        tokio::time::advance(Duration::from_secs(3_600)).await;
+        let (done, order) = mpsc::channel();
+        for delay in [0, 20] {
+            let done = done.clone();
+            let chore = move || done.send(delay).expect("it is awaited");
+            chores.push(Duration::from_millis(delay), Box::new(chore));
+            assert_eq!(order.recv_timeout(Duration::from_secs(10)), Ok(delay));
+        }
     }
 }

@@ -1,8 +1,7 @@
 //! The wasmtime engine, the thread that advances its epoch, and the maintenance thread.
 //!
 //! The epoch advances every millisecond while a guest runs. At each tick the guest's CPU time is compared
-//! with its limit (see `guest`). The maintenance thread rebuilds and drops stores, so that no request pays
-//! for another one's trap.
+//! with its limit (see `guest`).
 
 use std::{
     path::{Path, PathBuf},
@@ -43,6 +42,9 @@ pub struct Limits {
     pub observe_deadline: Duration,
     /// Calls after which a fresh instance replaces an instance.
     pub calls_per_instance: u32,
+    /// Whether the next call replaces a spent instance, which the background does otherwise. Then no answer
+    /// depends on real time, and some calls take long: not for requests.
+    pub rebuild_in_call: bool,
 }
 
 impl Default for Limits {
@@ -54,6 +56,7 @@ impl Default for Limits {
             configure_deadline: Duration::from_millis(50),
             observe_deadline: Duration::from_millis(20),
             calls_per_instance: 1_000_000,
+            rebuild_in_call: false,
         }
     }
 }
@@ -214,8 +217,7 @@ impl PolicyEngine {
         Usage { cache_hits: hits, cache_misses: misses, ..self.inner.meter.usage() }
     }
 
-    /// Returns what compiles files in a process of its own, and what that has to know of this engine. `None`:
-    /// files are compiled in this process.
+    /// Returns the process that compiles files, and what it has to know of this engine. `None`: this one.
     pub(crate) fn compiler_process(&self) -> Option<(&CompilerProcess, Target)> {
         let Inner { limits, reservation, .. } = &*self.inner;
         let target = Target {

@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use pointsman_routing::Failure;
 
 use crate::{engine::PolicyEngine, instance::Instance};
@@ -41,6 +41,9 @@ const MIN_CALLS: u32 = 1_000;
 const FIRST_RETRY: Duration = Duration::from_millis(100);
 /// Longest such pause.
 const MAX_RETRY: Duration = Duration::from_secs(10);
+
+/// Log line about such an instance.
+const NOT_REBUILT: &str = "policy instance could not be rebuilt";
 
 /// Spreads the threads over the shards, so that they rarely contend.
 static NEXT_FIRST_SHARD: AtomicUsize = AtomicUsize::new(0);
@@ -74,7 +77,7 @@ impl Pool {
     }
 
     /// Calls an instance. A failure of the guest poisons its store: the instance is dropped and rebuilt on
-    /// the background thread.
+    /// the background thread, or in the next call ([`Limits::rebuild_in_call`](crate::Limits)).
     pub(crate) fn call<T>(
         &self,
         call: impl FnOnce(&mut Instance) -> Result<T, Failure>,
@@ -83,7 +86,7 @@ impl Pool {
         let first = FIRST_SHARD.get();
         for step in 0..self.deciding {
             let position = (first + step) % self.deciding;
-            let Some(mut shard) = self.shards.get(position).and_then(Mutex::try_lock) else { continue };
+            let Some(mut shard) = self.lock(position) else { continue };
             let Some(instance) = shard.as_mut() else { continue };
             let outcome = call(instance);
             if instance.poisoned || self.is_worn(instance) {
@@ -100,14 +103,24 @@ impl Pool {
         call: impl FnOnce(&mut Instance) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
         let _running = self.engine.running();
-        let shard = self.shards.get(self.deciding).and_then(Mutex::try_lock);
-        let Some(mut shard) = shard else { return Err(Failure::NotReady) };
+        let Some(mut shard) = self.lock(self.deciding) else { return Err(Failure::NotReady) };
         let Some(instance) = shard.as_mut() else { return Err(Failure::NotReady) };
         let outcome = call(instance);
         if instance.poisoned || self.is_worn(instance) {
             self.replace(self.deciding, shard.take());
         }
         outcome
+    }
+
+    /// Locks a shard that no other call uses.
+    fn lock(&self, position: usize) -> Option<MutexGuard<'_, Option<Instance>>> {
+        let mut shard = self.shards.get(position)?.try_lock()?;
+        if shard.is_none() && self.engine.limits().rebuild_in_call {
+            let fresh = self.build.as_ref()?();
+            let warn = |error: &String| tracing::warn!(policy = &*self.name, %error, "{NOT_REBUILT}");
+            *shard = fresh.inspect_err(warn).ok();
+        }
+        Some(shard)
     }
 
     /// Number of instances when none is being rebuilt.
@@ -129,6 +142,9 @@ impl Pool {
     }
 
     fn replace(&self, position: usize, spent: Option<Instance>) {
+        if self.engine.limits().rebuild_in_call {
+            return;
+        }
         let pool = self.weak_self.clone();
         self.engine.later(move || {
             drop(spent);
@@ -154,7 +170,7 @@ fn rebuild(pool: &Weak<Pool>, position: usize, retry: Duration) {
                 policy = &*pool.name,
                 %error,
                 retry_ms = retry.as_millis(),
-                "policy instance could not be rebuilt"
+                "{NOT_REBUILT}"
             );
             let again = Arc::downgrade(&pool);
             pool.engine.after(retry, move || rebuild(&again, position, (retry * 2).min(MAX_RETRY)));
