@@ -184,8 +184,10 @@ pub(crate) fn try_start(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
     policy.and_then(|policy| policy.try_start()).map_err(|refusal| refused(path, &refusal))
 }
 
-/// An engine that keeps the code of interpreters for later commands, where it can.
+/// An engine that keeps the code of interpreters for later commands, where it can. No answer of its policies
+/// depends on real time.
 fn keeping_engine(limits: Limits) -> anyhow::Result<PolicyEngine> {
+    let limits = Limits { rebuild_in_call: true, ..limits };
     let kept = user_cache::dir("compiled").and_then(|dir| {
         PolicyEngine::with_cache(limits, Capacity::detect(), dir)
             .inspect_err(|error| tracing::debug!(%error, "compiled code is not kept"))

@@ -152,19 +152,14 @@ impl Loads<'_> {
         }
         let file = self.file;
         let filter = file.filter();
-        let answer = match self.with(case.settings.as_deref().unwrap_or(default)) {
+        match self.with(case.settings.as_deref().unwrap_or(default)) {
             Ok(policy) => observe(policy, case)
                 .and_then(|()| ask_kept(filter, policy, case))
                 .unwrap_or_else(|failure| Answer::Failed(format!("{failure} ({})", failure.kind()))),
             Err(Refusal::Configure(message)) => Answer::Refused(message.clone()),
             // It is not the settings: a probe's trap, for example.
             Err(refusal) => Answer::Failed(format!("{refusal} ({})", refusal.kind())),
-        };
-        if matches!(answer, Answer::Failed(_)) {
-            // The instance cannot be used again; a new load is quicker than waiting for it to be rebuilt.
-            self.current = None;
         }
-        answer
     }
 }
 

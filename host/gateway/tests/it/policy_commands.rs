@@ -595,6 +595,21 @@ fn run_replays_decisions_and_its_exit_code_reports_differences() {
 }
 
 #[test]
+fn run_replays_all_decisions_although_instances_trap_now_and_then() {
+    let dir = folder();
+    fs::write(dir.path().join("policy.wasm"), pointsman_test_guests::HOSTILE).expect("written");
+    let line = |number| recorded_decision(&format!("{number:x}"), 0);
+    let lines = (0..200).map(|number| line(number).replace(r#""request":{}"#, r#""request":{"queue-us":0}"#));
+    let lines: Vec<_> = lines.collect();
+    fs::write(dir.path().join("r.jsonl"), lines.join("\n")).expect("written");
+    let settings = r#"{"mode":"trap","after":10}"#;
+    let ran = pointsman(dir.path(), ["run", "policy.wasm", "--receipts", "r.jsonl", "--settings", settings]);
+    // The trial call of each new instance is one of the ten before its trap.
+    // O7.5
+    assert!(ran.code == Some(1) && ran.out.contains("agree   180 of 200\n"), "{}{}", ran.out, ran.err);
+}
+
+#[test]
 fn run_refuses_what_is_no_recording() {
     let dir = folder();
     embedded(dir.path(), "least-loaded");
