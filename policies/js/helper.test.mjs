@@ -1,6 +1,7 @@
 // Tests of pointsman-policy.js in Node: `node --test policies/js/helper.test.mjs`.
 import assert from "node:assert";
-import { mkdtempSync, copyFileSync } from "node:fs";
+import { spawnSync } from "node:child_process";
+import { mkdtempSync, copyFileSync, readFileSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { test } from "node:test";
@@ -28,6 +29,9 @@ test("a bad answer is an error and never a guess", () => {
   refused("select", undefined, "select returned undefined");
   refused("select", { rows: 1 }, "select returned the unknown key `rows`: did you mean `row`?");
   refused("select", 2, "select returned row 2 of 2");
+  // O6.3
+  refused("select", NaN, "select returned row NaN of 2");
+  for (const world of Object.keys(worlds)) refused(world, Promise.resolve(0), `${world} returned a Promise: ${world} must not be async`);
   refused("score", null, "score returned null: expected one cost for each row");
   refused("score", [1, NaN], "the cost NaN in row 1");
   refused("keep", undefined, "keep returned undefined");
@@ -83,6 +87,61 @@ test("Math.random depends on the seed of the call only", () => {
   ask(random, { rows, seed: 8n });
   assert.deepEqual(ask(random, { rows, seed: 7n }), first);
   assert.notDeepEqual(ask(random, { rows, seed: 8n }), first);
+});
+
+test("a component logs what it prints and says what to use instead of a system", () => {
+  const dir = mkdtempSync(join(tmpdir(), "policy-"));
+  const helper = readFileSync(fileURLToPath(new URL("pointsman-policy.js", import.meta.url)), "utf8");
+  writeFileSync(join(dir, "helper.mjs"), `${helper}inComponent((level, line) => globalThis.written.push([level, line]));`);
+  const questions = {
+    log: () => console.log("one", { two: 2 }, NaN, new Error("three")),
+    error: () => console.error("four"),
+    warn: () => console.warn(5n),
+    assert: () => [console.assert(true, "six"), console.assert(false, "seven")],
+    setTimeout: () => setTimeout(() => {}, 0),
+    fetch: () => fetch("http://127.0.0.1:1/"),
+    now: () => Date.now(),
+    date: () => new Date(),
+    given: () => new Date(3).getTime(),
+    performance: () => performance.now(),
+    random: () => crypto.getRandomValues(new Uint8Array(1)),
+  };
+  const text = Object.entries(questions).map(([name, question]) => `${name}: ${question}`);
+  const script = `
+    import { scorer } from "./helper.mjs";
+    const out = process.stdout, answers = {};
+    const questions = { ${text} };
+    const { policy, scoring } = scorer({ name: "x", score: (call) => (questions[call.leg](), [0]) });
+    globalThis.written = [];
+    policy.configure("{}");
+    for (const leg of Object.keys(questions)) {
+      try {
+        scoring.score({ leg, rows: 1, seed: 1n }, new Uint32Array());
+        answers[leg] = written.splice(0);
+      } catch (problem) {
+        answers[leg] = problem.val.replace(/ \\([^()]*:\\d+\\)$/, "");
+      }
+    }
+    out.write(JSON.stringify(answers));
+  `;
+  writeFileSync(join(dir, "component.mjs"), script);
+  // A process of its own, because it loses its clock.
+  const { stdout, stderr } = spawnSync(process.execPath, [join(dir, "component.mjs")], { encoding: "utf8" });
+  assert.equal(stderr, "");
+  // O6.2
+  assert.deepEqual(JSON.parse(stdout), {
+    log: [["info", 'one {"two":2} NaN Error: three']],
+    error: [["error", "four"]],
+    warn: [["warn", "5n"]],
+    assert: [["error", "seven"]],
+    setTimeout: "Error: setTimeout(): a policy cannot wait: answer at once",
+    fetch: "Error: fetch(): a policy has no network: put the values into its settings",
+    now: "Error: Date.now(): a policy has no clock: use call.nowUs",
+    date: "Error: new Date(): a policy has no clock: use call.nowUs",
+    given: [],
+    performance: "Error: performance.now(): a policy has no clock: use call.nowUs",
+    random: "Error: crypto.getRandomValues(): a policy has no other randomness than its seed: use Math.random, or new Rng(call.seed)",
+  });
 });
 
 test("the shipped policy runs without a component", async () => {

@@ -5,6 +5,18 @@ import type { Call, Leg } from "pointsman:policy/types@0.1.1";
 
 export type { Call, Leg, RequestFacts, RouterConfigOverride, WorkerFacts };
 
+declare global {
+  /** Writes to the policy's log. */
+  interface Console {
+    debug(...values: unknown[]): void;
+    log(...values: unknown[]): void;
+    info(...values: unknown[]): void;
+    warn(...values: unknown[]): void;
+    error(...values: unknown[]): void;
+  }
+  var console: Console;
+}
+
 type RequestFact = keyof RequestFacts;
 type WorkerFact = keyof WorkerFacts;
 type Settings = Record<string, unknown>;

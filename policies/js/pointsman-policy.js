@@ -5,7 +5,8 @@
 // `configure(settings)`, which throws an Error when they are invalid, and the function of the world.
 //
 // Another answer than the one of its world is an error, which counts as a failure of the policy; the slot's fallback then decides.
-// `Math.random` starts anew from `call.seed` in each call, so that a decision can be replayed.
+// `Math.random` starts anew from `call.seed` in each call, so that a decision can be replayed. `console.log` writes to the policy's
+// log. There is no clock, file or network, and nothing to wait for: the functions of a policy are not async.
 //
 // This file also runs in Node without a component. `ask` calls a policy there with the same checks:
 //
@@ -117,7 +118,7 @@ export function selector(rule) {
   const { policy, columns } = baseExports(rule, "select");
   const select = (call, words) =>
     guarded(call, () => {
-      const chosen = rule.select(call, columns(words, call.rows));
+      const chosen = answerOf(rule, "select", call, columns(words, call.rows));
       if (chosen === null) return { tag: "abstain" };
       if (typeof chosen !== "number" && !isTable(chosen)) {
         throw new Error(`select returned ${shown(chosen)}: expected a row, { row, costs, reason } or null`);
@@ -134,7 +135,7 @@ export function selector(rule) {
 /** World `scorer`: `score(call, facts)` returns one finite cost for each row, lower is better. */
 export function scorer(rule) {
   const { policy, columns } = baseExports(rule, "score");
-  const score = (call, words) => guarded(call, () => finite("score", rule.score(call, columns(words, call.rows)), call.rows));
+  const score = (call, words) => guarded(call, () => finite("score", answerOf(rule, "score", call, columns(words, call.rows)), call.rows));
   return { policy, scoring: { score } };
 }
 
@@ -143,7 +144,7 @@ export function filter(rule) {
   const { policy, columns } = baseExports(rule, "keep");
   const keep = (call, words) =>
     guarded(call, () => {
-      const kept = rule.keep(call, columns(words, call.rows));
+      const kept = answerOf(rule, "keep", call, columns(words, call.rows));
       if (!isList(kept)) throw new Error(`keep returned ${shown(kept)}: expected the rows to keep`);
       let last = -1;
       for (const row of kept) {
@@ -174,13 +175,13 @@ export function decodeOverride(rule) {
     guarded(call, () => {
       const one = named(requestFacts, workerFacts, request, decode, decode.length || !workerFacts.length ? 1 : 0);
       const many = named(requestFacts, workerFacts, request, prefill, call.rows);
-      const plan = rule.decide(call, one, many);
+      const plan = answerOf(rule, "decide", call, one, many);
       if (plan !== "remote" && plan !== "local") throw new Error(`decide returned ${shown(plan)}: expected "remote" or "local"`);
       return { tag: plan };
     }, (shed) => ({ tag: "shed", val: shed }));
   const decodeConfig = (call, words) =>
     guarded(call, () => {
-      const over = rule.decodeConfig ? rule.decodeConfig(call, named(requestFacts, [], words, new Uint32Array(), 0)) : {};
+      const over = rule.decodeConfig ? answerOf(rule, "decodeConfig", call, named(requestFacts, [], words, new Uint32Array(), 0)) : {};
       if (!isTable(over)) throw new Error(`decodeConfig returned ${shown(over)}: expected an object`);
       known("decodeConfig", over, Object.keys(OVERRIDES));
       for (const [key, value] of Object.entries(over)) {
@@ -268,7 +269,15 @@ function words(names, rows, isRequest = false) {
 
 const isTable = (value) => typeof value === "object" && value !== null && !isList(value);
 const isList = (value) => Array.isArray(value) || ArrayBuffer.isView(value);
-const shown = (value) => (typeof value === "bigint" ? `${value}n` : JSON.stringify(value) ?? String(value));
+// JSON has no NaN.
+const shown = (value) => (typeof value === "bigint" ? `${value}n` : typeof value === "number" ? String(value) : JSON.stringify(value) ?? String(value));
+
+/** Calls a function of the rule. */
+function answerOf(rule, method, ...args) {
+  const answer = rule[method](...args);
+  if (typeof answer?.then === "function") throw new Error(`${method} returned a Promise: ${method} must not be async`);
+  return answer;
+}
 
 /** Refuses keys that an answer may not have. */
 function known(method, answer, keys) {
@@ -320,6 +329,7 @@ function baseExports(rule, method) {
   const policy = {
     describe: () => ({ name: rule.name, version: rule.version ?? "0.1.0" }),
     configure(text) {
+      if (log) confine();
       try {
         const given = JSON.parse(text || "{}");
         const names = Object.keys(defaults);
@@ -331,7 +341,7 @@ function baseExports(rule, method) {
             throw new Error(`settings: \`${key}\` is ${shown(value)}: expected a ${wanted}`);
           }
         }
-        rule.configure?.({ ...defaults, ...given });
+        if (rule.configure) answerOf(rule, "configure", { ...defaults, ...given });
       } catch (problem) {
         throw problem instanceof Error ? problem.message : String(problem);
       }
@@ -398,7 +408,46 @@ function guarded(call, answer, shed) {
 /** Returns where an error was thrown, when that was in the policy and not in this file. */
 function placeOf(problem) {
   const lines = String(problem.stack ?? "").split("\n").filter((line) => /:\d+:\d+\)?$/.test(line));
-  const own = lines.find((line) => !line.includes("pointsman-policy.js"));
+  // componentize-js makes initializer.js.
+  const own = lines.find((line) => !/pointsman-policy\.js|initializer\.js/.test(line));
   const place = own?.match(/([^/\s(@]+:\d+:\d+)\)?$/);
   return place ? ` (${place[1]})` : "";
+}
+
+// The function of the contract that writes a line to the policy's log; only in a component.
+let log;
+
+/** The build of a component adds a call of this. */
+function inComponent(write) {
+  log = write;
+}
+
+// Levels of the console's functions in the log; others have "info".
+const LEVELS = { debug: "debug", trace: "debug", warn: "warn", error: "error", assert: "error" };
+const NO_CLOCK = "a policy has no clock: use call.nowUs";
+const NO_WAIT = "a policy cannot wait: answer at once";
+const NO_NETWORK = "a policy has no network: put the values into its settings";
+const NO_ENTROPY = "a policy has no other randomness than its seed: use Math.random, or new Rng(call.seed)";
+
+/** Sends the console to the policy's log, and replaces what a component lacks: it would trap, and not say why. */
+function confine() {
+  const text = (value) => (typeof value === "string" ? value : value instanceof Error ? String(value) : shown(value));
+  for (const name of Object.keys(console)) {
+    console[name] = (...values) => {
+      if (name !== "assert" || !values.shift()) log(LEVELS[name] ?? "info", values.map(text).join(" "));
+    };
+  }
+  const absent = (name, advice) => () => {
+    throw new Error(`${name}(): ${advice}`);
+  };
+  const replace = (place, prefix, names, advice) => names.forEach((name) => (place[name] = absent(prefix + name, advice)));
+  replace(globalThis, "", ["setTimeout", "setInterval"], NO_WAIT);
+  replace(globalThis, "", ["fetch"], NO_NETWORK);
+  replace(performance, "performance.", ["now"], NO_CLOCK);
+  replace(crypto, "crypto.", ["getRandomValues", "randomUUID"], NO_ENTROPY);
+  replace(Date, "Date.", ["now"], NO_CLOCK);
+  globalThis.Date = new Proxy(Date, {
+    apply: absent("Date", NO_CLOCK),
+    construct: (date, given) => (given.length ? new date(...given) : absent("new Date", NO_CLOCK)()),
+  });
 }

@@ -11,7 +11,8 @@ A policy is a subclass of `Policy` with a name, a version, the facts that it ask
 Another answer is an error, which counts as a failure of the policy; the slot's fallback then decides.
 
 A candidate is a row, numbered from 0. `call` has `leg`, `attempt`, `rows`, `seed` (for `Rng`) and `now_us` (microseconds since
-the Unix epoch). The module `random` is seeded with `call.seed` before each call, so that a decision can be replayed.
+the Unix epoch). The module `random` is seeded with `call.seed` before each call, so that a decision can be replayed. `print`
+writes to the policy's log. There is no clock, file or network, and a component imports nothing after it was built.
 `export(MyPolicy, globals())` at the end of the file exports the class from the component. The build copies this file beside
 the policy. `pointsman policy new` writes a complete example.
 
@@ -25,6 +26,7 @@ In plain Python, without a component, `export` does nothing, and `ask` and `run_
 """
 
 import difflib
+import io
 import json
 import math
 import struct
@@ -282,9 +284,10 @@ def export(policy_class, module: dict) -> None:
             return wit.About(policy_class.name, policy_class.version)
 
         def configure(self, settings: str):
+            _confine(module)
             try:
                 policy = configured(policy_class, settings)
-            except Exception as problem:
+            except BaseException as problem:
                 raise Err(_told(problem) if not isinstance(problem, ValueError) else str(problem)) from problem
             state["policy"] = policy
             return wit.Wants(list(policy.request_facts), list(policy.worker_facts))
@@ -442,8 +445,98 @@ def _guarded(types, call, answer, shed=None):
         return shed(types.ShedReason(refusal.status, refusal.reason))
     except Unsupported as problem:
         raise Err(types.Error_Unsupported(str(problem))) from problem
-    except Exception as problem:  # an exception that left the guest would destroy the instance
+    except BaseException as problem:  # an exception that left the guest would destroy the instance
         raise Err(types.Error_Internal(_told(problem))) from problem
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+
+class _Log(io.TextIOBase):
+    """Writes each line to the policy's log."""
+
+    def __init__(self, write):
+        self._write_line, self._rest = write, ""
+
+    def write(self, text: str) -> int:
+        *lines, self._rest = (self._rest + text).split("\n")
+        for line in lines:
+            self._write_line(line)
+        return len(text)
+
+    def flush(self):
+        if self._rest:
+            self.write("\n")
+
+
+class _NoModules:
+    """Ends the search for a module."""
+
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        raise ImportError(f"a component loads no module: import {name} at the top of policy.py")
+
+
+def _confine(module: dict) -> None:
+    """Replaces what a component lacks: it would trap, and not say why. `module` may have imported that by name."""
+    from wit_world.imports import log
+
+    sys.stdout = _Log(lambda line: log.log(log.Level.INFO, line))
+    sys.stderr = _Log(lambda line: log.log(log.Level.ERROR, line))
+    sys.meta_path[:] = [finder for finder in sys.meta_path if getattr(finder, "__name__", "") != "PathFinder"] + [_NoModules]
+    replaced = []
+
+    def replace(place, name, new):
+        replaced.append((getattr(place, name), new))
+        setattr(place, name, new)
+
+    for place, names, advice in ABSENT:
+        for name in names.split():
+            if hasattr(sys.modules.get(place), name):
+                replace(sys.modules[place], name, _absent(name.lstrip("_"), advice))
+    if "datetime" in sys.modules:
+        datetime, now = sys.modules["datetime"], staticmethod(_absent("datetime.now", NO_CLOCK))
+        replace(datetime, "datetime", type("datetime", (datetime.datetime,), {"now": now, "utcnow": now}))
+    if "random" in sys.modules:
+        random = sys.modules["random"]
+        replace(random, "Random", type("Random", (random.Random,), {"seed": _seeded(random.Random.seed)}))
+    for name, value in list(module.items()):
+        for old, new in replaced:
+            if value is old:
+                module[name] = new
+
+
+NO_CLOCK = "a policy has no clock: use call.now_us"
+NO_FILES = "a policy has no files: put the values into its settings"
+NO_ENTROPY = "a policy has no other randomness than its seed: use the module random, or Rng(call.seed)"
+NO_EXIT = "a policy cannot exit: return an answer or raise an exception"
+# Functions that need a system, by module, and what to use instead.
+ABSENT = [
+    ("time", "time time_ns monotonic monotonic_ns perf_counter perf_counter_ns process_time process_time_ns", NO_CLOCK),
+    ("time", "sleep", "a policy cannot wait: answer at once"),
+    ("builtins", "open input", NO_FILES),
+    ("io", "open open_code", NO_FILES),
+    ("_io", "open open_code", NO_FILES),
+    ("os", "open listdir scandir stat lstat mkdir remove rename replace rmdir unlink getcwd chdir access readlink", NO_FILES),
+    ("os", "urandom", NO_ENTROPY),
+    ("random", "_urandom", NO_ENTROPY),
+    ("os", "_exit", NO_EXIT),
+    ("sys", "exit", NO_EXIT),
+]
+
+
+def _absent(name: str, advice: str):
+    def refuse(*_, **__):
+        raise OSError(f"{name}(): {advice}")
+
+    return refuse
+
+
+def _seeded(seed):
+    def checked(self, a=None, version=2):
+        return seed(self, a, version) if a is not None else _absent("Random", NO_ENTROPY)()
+
+    return checked
 
 
 def _told(problem: BaseException) -> str:

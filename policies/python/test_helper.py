@@ -2,6 +2,7 @@
 
 import pathlib
 import random
+import subprocess
 import sys
 import unittest
 
@@ -43,6 +44,73 @@ class Override(Answering):
 class Random(Answering):
     def score(self, call, facts):
         return [random.random() for _ in range(call.rows)]
+
+
+# A component's module with doubles of the bindings, which asks its policy what components lack.
+COMPONENT = r"""
+import datetime, os, random, re, sys, time, types
+from time import monotonic
+import pointsman_policy as pp
+
+written, out = [], sys.stdout
+log = types.SimpleNamespace(Level=types.SimpleNamespace(INFO="info", ERROR="error"), log=lambda *line: written.append(line))
+wit = types.SimpleNamespace(About=tuple, Wants=lambda *names: names)
+errors = types.SimpleNamespace(Error_Internal=str)
+packages = {"": {}, ".exports": {"policy": wit}, ".imports": {"log": log, "types": errors}}
+sys.modules.update({"wit_world" + name: types.SimpleNamespace(**parts) for name, parts in packages.items()})
+
+questions = {
+    "print": lambda: print("one\ntwo", 3, end=""),
+    "stderr": lambda: print("four", file=sys.stderr),
+    "open": lambda: open(os.devnull),
+    "time": lambda: time.time(),
+    "monotonic": lambda: monotonic(),
+    "now": lambda: datetime.datetime.now(),
+    "today": lambda: datetime.date.today(),
+    "sleep": lambda: time.sleep(0),
+    "urandom": lambda: os.urandom(1),
+    "SystemRandom": lambda: random.SystemRandom().random(),
+    "Random": lambda: random.Random(),
+    "seeded": lambda: random.Random(3).random(),
+    "fromtimestamp": lambda: datetime.datetime.fromtimestamp(3, datetime.timezone.utc),
+    "exit": lambda: sys.exit(0),
+    "SystemExit": lambda: exec("raise SystemExit(3)"),
+    "import": lambda: __import__("this"),
+}
+
+class Rule(pp.Policy):
+    def score(self, call, facts):
+        questions[call.leg]()
+        return [0.0]
+
+pp.export(Rule, globals())
+Policy().configure("{}")
+for question in questions:
+    try:
+        answer = Scoring().score(pp.Call(leg=question, rows=1), [])
+    except pp.Err as error:
+        answer = re.sub(r" \(\S+:\d+\)$", "", str(error))
+    out.write(f"{question}: {answer} {written}\n")
+    written.clear()
+"""
+LOGGED = """\
+print: [0.0] [('info', 'one'), ('info', 'two 3')]
+stderr: [0.0] [('error', 'four')]
+open: OSError: open(): a policy has no files: put the values into its settings []
+time: OSError: time(): a policy has no clock: use call.now_us []
+monotonic: OSError: monotonic(): a policy has no clock: use call.now_us []
+now: OSError: datetime.now(): a policy has no clock: use call.now_us []
+today: OSError: time(): a policy has no clock: use call.now_us []
+sleep: OSError: sleep(): a policy cannot wait: answer at once []
+urandom: OSError: urandom(): a policy has no other randomness than its seed: use the module random, or Rng(call.seed) []
+SystemRandom: OSError: urandom(): a policy has no other randomness than its seed: use the module random, or Rng(call.seed) []
+Random: OSError: Random(): a policy has no other randomness than its seed: use the module random, or Rng(call.seed) []
+seeded: [0.0] []
+fromtimestamp: [0.0] []
+exit: OSError: exit(): a policy cannot exit: return an answer or raise an exception []
+SystemExit: SystemExit: 3 []
+import: ImportError: a component loads no module: import this at the top of policy.py []
+"""
 
 
 def answering(policy_class, answer):
@@ -131,6 +199,13 @@ class Helper(unittest.TestCase):
             pp.configured(least_loaded.LeastLoaded, '{"active-requests": -1}')
         except ValueError as problem:
             self.assertRegex(pp._told(problem), r"ValueError: active-requests: .* \(policy.py:\d+\)")
+
+    def test_a_component_logs_what_is_printed_and_says_what_to_use_instead_of_a_system(self):
+        # A process of its own, because it loses its files and its clock.
+        ran = subprocess.run([sys.executable, "-c", COMPONENT], cwd=pathlib.Path(__file__).parent, capture_output=True, text=True)
+        self.assertEqual((ran.returncode, ran.stderr), (0, ""), ran.stdout)
+        # O6.2
+        self.assertEqual(ran.stdout, LOGGED)
 
     def test_the_shipped_policy_passes_its_cases_without_a_component(self):
         cases = pathlib.Path(__file__).parent.parent / "least-loaded" / "cases.toml"

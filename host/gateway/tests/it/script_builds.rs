@@ -60,11 +60,13 @@ impl Project {
         text(&built)
     }
 
-    fn test(&self) {
+    /// Runs the three cases, and returns what the command writes.
+    fn test(&self) -> String {
         let limits = ["edited.wasm", "--memory-bytes", "67108864", "--deadline-ms", "20"];
         let tested = self.run("test", &limits);
         assert!(tested.status.success(), "{}", text(&tested));
         assert!(text(&tested).contains("3 passed, 0 failed\n"), "{}", text(&tested));
+        text(&tested)
     }
 
     fn edit(&self, old: &str, new: &str) {
@@ -189,5 +191,60 @@ fn a_damaged_entry_is_replaced_and_builds_at_the_same_time_do_not_disturb_each_o
             project.test();
         }
         assert_eq!(project.entries(), [entry]);
+    }
+}
+
+/// Rules that print, and use what a component lacks when their setting says so.
+const PYTHON: &str = r#"
+import time
+import pointsman_policy as pp
+
+class Rule(pp.Policy):
+    name = "edited"
+    settings = {"ask": ""}
+
+    def configure(self, settings):
+        {"": int, "clock": time.time, "wait": lambda: time.sleep(0)}[settings["ask"]]()
+
+    def score(self, call, facts):
+        print("rows", call.rows)
+        return [0] * call.rows
+
+pp.export(Rule, globals())
+"#;
+const JAVASCRIPT: &str = r#"
+import { scorer } from "./pointsman-policy.js";
+
+export const { policy, scoring } = scorer({
+  name: "edited",
+  settings: { ask: "" },
+  configure: ({ ask }) => ({ "": () => {}, clock: () => Date.now(), wait: () => setTimeout(() => {}, 0) })[ask](),
+  score(call) {
+    console.log("rows", call.rows);
+    return new Float32Array(call.rows);
+  },
+});
+"#;
+const CASES: &str = r#"
+case = [
+  { name = "clock", settings = { ask = "clock" }, expect = { refused = "a policy has no clock: use call.now" } },
+  { name = "wait", settings = { ask = "wait" }, expect = { refused = "a policy cannot wait: answer at once" } },
+  { name = "log", rows = [{}, {}, {}], expect = { costs = [0, 0, 0] } },
+]
+"#;
+
+#[test]
+#[ignore = "needs python3, npm and the network; minutes"]
+fn a_script_logs_what_it_prints_and_says_what_to_use_instead_of_a_system() {
+    for (language, rule) in [("python", PYTHON), ("js", JAVASCRIPT)] {
+        let project = Project::new(language, "scorer");
+        fs::write(&project.rule, rule).expect("written");
+        fs::write(project.dir.join("cases.toml"), CASES).expect("written");
+        // The second one starts from the first.
+        for _ in 0..2 {
+            project.build(&[]);
+            // O6.2
+            assert!(project.test().contains(" pointsman::guest: rows 3 policy=\"edited\""), "{language}");
+        }
     }
 }

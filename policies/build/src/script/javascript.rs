@@ -27,6 +27,9 @@ pub const JS_HELPER: (&str, &str) = ("pointsman-policy.js", include_str!("../../
 /// Name and text of the type definitions of that module.
 pub const JS_HELPER_TYPES: (&str, &str) =
     ("pointsman-policy.d.ts", include_str!("../../../js/pointsman-policy.d.ts"));
+/// What a build adds to that module. Unit tests in Node use it without.
+const IN_COMPONENT: &str =
+    "\nimport { log as writeLine } from \"pointsman:policy/log@0.1.1\";\ninComponent(writeLine);\n";
 const COMPONENTIZE: &str = include_str!("componentize.mjs");
 const SNAPSHOT: &str = include_str!("snapshot.mjs");
 
@@ -35,9 +38,14 @@ const HINT: &str = "a policy in JavaScript or TypeScript is built by Node 20 or 
 /// Builds `policy.js` of the folder for a world of the contract.
 pub(crate) fn javascript(job: &Job<'_>) -> Result<Vec<u8>, GuestBuildError> {
     let modules = npm(job, &[COMPONENTIZE_JS])?;
-    let place = job.place("js", JS_HELPER)?;
+    let place = job.place("js", (JS_HELPER.0, &helper()))?;
     let build = Build { job, modules, sources: place.sources.clone(), place };
     build.run(|| build.check_syntax())
+}
+
+/// Returns the text of the helper module of a component.
+fn helper() -> String {
+    JS_HELPER.1.to_owned() + IN_COMPONENT
 }
 
 /// Checks and builds `policy.ts` of the folder for a world of the contract.
@@ -52,7 +60,7 @@ pub(crate) fn typescript(job: &Job<'_>) -> Result<Vec<u8>, GuestBuildError> {
     let mut tsc = Command::new("node");
     tsc.current_dir(&place.sources).arg(modules.join("node_modules").join(package).join("bin/tsc"));
     job.run(tsc.arg("--outDir").arg(&sources), HINT)?;
-    write(&sources.join(JS_HELPER.0), JS_HELPER.1)?;
+    write(&sources.join(JS_HELPER.0), helper())?;
     Build { job, modules, sources, place }.run(|| Ok(()))
 }
 
@@ -252,7 +260,7 @@ mod tests {
         let made = |folder: &Path, cache| {
             let job = Job { folder, tools: &tools, name: "edited", world: "scorer", cache: Some(cache) };
             let modules = npm(&job, &[COMPONENTIZE_JS]).expect("installed");
-            let place = job.place("js", JS_HELPER).expect("a place");
+            let place = job.place("js", (JS_HELPER.0, &helper())).expect("a place");
             let build = Build { job: &job, modules, sources: place.sources.clone(), place };
             let component = build.run(|| build.check_syntax()).expect("built");
             let snapshot = read(&build.record().join(TAKEN)).expect("a snapshot");
