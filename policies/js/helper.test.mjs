@@ -29,7 +29,6 @@ test("a bad answer is an error and never a guess", () => {
   refused("select", undefined, "select returned undefined");
   refused("select", { rows: 1 }, "select returned the unknown key `rows`: did you mean `row`?");
   refused("select", 2, "select returned row 2 of 2");
-  // O6.3
   refused("select", NaN, "select returned row NaN of 2");
   for (const world of Object.keys(worlds)) refused(world, Promise.resolve(0), `${world} returned a Promise: ${world} must not be async`);
   refused("score", null, "score returned null: expected one cost for each row");
@@ -128,7 +127,6 @@ test("a component logs what it prints and says what to use instead of a system",
   // A process of its own, because it loses its clock.
   const { stdout, stderr } = spawnSync(process.execPath, [join(dir, "component.mjs")], { encoding: "utf8" });
   assert.equal(stderr, "");
-  // O6.2
   assert.deepEqual(JSON.parse(stdout), {
     log: [["info", 'one {"two":2} NaN Error: three']],
     error: [["error", "four"]],

@@ -204,7 +204,6 @@ class Helper(unittest.TestCase):
         # A process of its own, because it loses its files and its clock.
         ran = subprocess.run([sys.executable, "-c", COMPONENT], cwd=pathlib.Path(__file__).parent, capture_output=True, text=True)
         self.assertEqual((ran.returncode, ran.stderr), (0, ""), ran.stdout)
-        # O6.2
         self.assertEqual(ran.stdout, LOGGED)
 
     def test_the_shipped_policy_passes_its_cases_without_a_component(self):

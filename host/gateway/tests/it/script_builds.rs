@@ -243,7 +243,6 @@ fn a_script_logs_what_it_prints_and_says_what_to_use_instead_of_a_system() {
         // The second one starts from the first.
         for _ in 0..2 {
             project.build(&[]);
-            // O6.2
             assert!(project.test().contains(" pointsman::guest: rows 3 policy=\"edited\""), "{language}");
         }
     }
