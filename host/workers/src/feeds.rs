@@ -87,8 +87,8 @@ struct IndexSink {
 }
 
 impl FeedStatus {
-    /// Returns whether the feed is connected, readable and caught up. If not, the index learns from
-    /// decisions instead.
+    /// Returns whether the feed is connected, readable and caught up. Otherwise the index learns from
+    /// decisions.
     #[must_use]
     pub fn live(&self) -> bool {
         self.live.load(Ordering::Relaxed)
