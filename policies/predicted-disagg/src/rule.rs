@@ -8,8 +8,6 @@ use serde::Deserialize;
 pub struct Settings {
     /// Weight of the delay of each active request of the decode worker by this prompt's computation.
     pub delayed_weight: f32,
-    /// Prompt tokens that take as long to compute as the transfer of one token.
-    pub transfer_tokens: f32,
     /// Prompt tokens that a local prefill has to save.
     pub margin_tokens: f32,
 }
@@ -36,7 +34,7 @@ pub(crate) struct Worker {
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { delayed_weight: 1.0, transfer_tokens: 0.2, margin_tokens: 1_000.0 }
+        Self { delayed_weight: 1.0, margin_tokens: 1_000.0 }
     }
 }
 
@@ -46,11 +44,7 @@ impl Settings {
     /// # Errors
     /// Names the first setting that is out of range.
     pub(crate) fn check(&self) -> Result<(), String> {
-        let all = [
-            ("delayed-weight", self.delayed_weight),
-            ("transfer-tokens", self.transfer_tokens),
-            ("margin-tokens", self.margin_tokens),
-        ];
+        let all = [("delayed-weight", self.delayed_weight), ("margin-tokens", self.margin_tokens)];
         match all.iter().find(|(_, value)| !(0.0..=1e6).contains(value)) {
             Some((name, value)) => Err(format!("{name}: {value} is not a finite number of 0 to 1000000")),
             None => Ok(()),
@@ -65,11 +59,9 @@ impl Settings {
         decode: Worker,
         mut prefill: impl Iterator<Item = Worker>,
     ) -> bool {
-        let own = decode.own(prompt);
-        let delayed = single(decode.requests) * self.delayed_weight * own;
-        let again = self.transfer_tokens * (single(prompt.tokens) - own).max(0.0);
+        let delayed = single(decode.requests) * self.delayed_weight * decode.own(prompt);
         let local = decode.until_computed(prompt) + delayed + self.margin_tokens;
-        prefill.all(|worker| local < worker.until_computed(prompt) + again)
+        prefill.all(|worker| local < worker.until_computed(prompt))
     }
 }
 
@@ -98,7 +90,7 @@ mod tests {
 
     #[test]
     fn the_largest_numbers_have_an_order() {
-        let largest = Settings { delayed_weight: 1e6, transfer_tokens: 1e6, margin_tokens: 1e6 };
+        let largest = Settings { delayed_weight: 1e6, margin_tokens: 1e6 };
         assert_eq!(largest.check(), Ok(()));
         let prompt = Prompt { tokens: u32::MAX, block: u32::MAX };
         let busy = Worker { waiting: u32::MAX, requests: u32::MAX, cached: 0 };
