@@ -328,6 +328,7 @@ async fn versioned(version: &'static str, prefill: Vec<u8>) -> RawEngine {
             "GET /version" => json(&value!({ "version": version }).to_string()),
             line if line.starts_with("GET") => json("{}"),
             _ if request.body.contains("do_remote_decode\":true") => prefill.clone(),
+            "POST /v1/responses" => json(r#"{"object":"response","status":"completed","output":[]}"#),
             _ => json(ANSWER),
         };
         vec![Act::Send(answer)]
@@ -374,14 +375,29 @@ async fn c7b_a_prompt_that_both_legs_may_cut_otherwise_is_not_split() {
         // Other versions do not pair.
         let roles = ["prefill,kv_compatibility=a", "decode,kv_compatibility=a"];
         let cluster = gateway(&[(roles[0], &prefill), (roles[1], &decode)]).await;
-        for (limit, expected) in [(value!(-1), split), (value!(9), 1), (value!(null), 1)] {
+        let (limit, truncation) = ("truncate_prompt_tokens", "truncation");
+        // Responses are split only where versions are known.
+        let known = usize::from(!of_decode.is_empty());
+        let cases = [
+            (COMPLETIONS, limit, value!(-1), split),
+            (COMPLETIONS, limit, value!("-1"), split),
+            (COMPLETIONS, limit, value!(9), 1),
+            (COMPLETIONS, limit, value!(null), 1),
+            // C7b.8
+            ("/v1/responses", truncation, value!("auto"), split),
+            ("/v1/responses", truncation, value!(null), split),
+            ("/v1/responses", truncation, value!("disabled"), known),
+            ("/v1/responses", "user", value!("auto"), known),
+        ];
+        for (path, field, given, expected) in cases {
             let before = prefill.requests().len();
-            let body = value!({"model": "tiny", "max_tokens": 9, "prompt": "a ".repeat(99),
-                "truncate_prompt_tokens": limit});
-            assert_eq!(cluster.client.post(COMPLETIONS, &[], body.to_string()).await.unwrap().status, 200);
+            let text = "a ".repeat(99);
+            let mut body = value!({"model": "tiny", "max_tokens": 9, "prompt": text, "input": text});
+            body[field] = given;
+            assert_eq!(cluster.client.post(path, &[], body.to_string()).await.unwrap().status, 200);
             // C7b.6
             let versions = (of_prefill, of_decode);
-            assert_eq!(prefill.requests().len() - before, expected, "{versions:?} {limit}");
+            assert_eq!(prefill.requests().len() - before, expected, "{versions:?} {path} {body}");
         }
         cluster.at_rest().await.unwrap();
     }

@@ -59,8 +59,8 @@ fn refused_in_decode(request: &Request) -> Option<&'static str> {
 /// and answer 500 or 400 (vllm#36794, #38911). No other `tool_choice` is safe: `none` leaves the tools out
 /// of the prompt before 0.10, or as the operator says, and engines without a parser refuse `auto`.
 ///
-/// Engines before 0.32 may cut a prompt by a negative `truncate_prompt_tokens` to what `max_tokens` leaves of
-/// the context, so that the legs would have different prompts (vllm#42474).
+/// Engines before 0.32 may cut a prompt to what `max_tokens` leaves of the context, so that the legs would
+/// have different prompts (vllm#42474).
 ///
 /// The handler of `/v1/responses` takes a handoff from 0.19 on (vllm#37424).
 ///
@@ -78,15 +78,25 @@ pub(super) fn refused_by(
     if forces_tool(request) && !all_since((0, 27), prefill) {
         return Some("tool_choice");
     }
-    let truncates = request.body.get("truncate_prompt_tokens").is_some_and(|limit| limit.starts_with('-'));
-    if truncates && !all_can((0, 32)) {
-        return Some("truncate_prompt_tokens");
+    let cuts = cuts_prompt(request).filter(|_| !all_can((0, 32)));
+    if cuts.is_some() {
+        return cuts;
     }
     if asks_for_more_than(decode, request) && all_since((0, 20), decode) {
         return Some("a limit of output tokens above the context of each decode worker");
     }
     (thinks_too_long(request) && all_since((0, 32), decode))
         .then_some("thinking.budget_tokens is not below max_tokens")
+}
+
+/// Returns the field by which the engine cuts a prompt that does not fit its context: a negative limit, or
+/// for a response any `truncation` but `disabled` (`openai/responses/protocol.py`, `build_tok_params`).
+fn cuts_prompt(request: &Request) -> Option<&'static str> {
+    let (field, cuts): (_, fn(&str) -> bool) = match request.endpoint {
+        Endpoint::Responses => ("truncation", |value| value != "\"disabled\""),
+        _ => ("truncate_prompt_tokens", |limit| limit.trim_start_matches(['"', ' ']).starts_with('-')),
+    };
+    request.body.get(field).is_some_and(cuts).then_some(field)
 }
 
 /// Returns whether the limit of output tokens is above the context of each worker of the pool that is up.
