@@ -172,17 +172,19 @@ async fn b8_a_rolling_upgrade_pairs_engines_of_one_version() {
     assert_eq!((handoffs(0).pulled, handoffs(1).pulled), (handoffs(2).pulled, handoffs(3).pulled));
 }
 
-/// One leg of a pair of vLLM engines with Mooncake, which says that so many tokens were cached.
-async fn mooncake(is_decode: bool) -> RawEngine {
+/// One leg of a pair of engines that says that so many tokens were cached. It takes `pause` to answer.
+async fn leg(is_decode: bool, pause: Duration) -> RawEngine {
     let cached = if is_decode { 612 } else { 48 };
     RawEngine::start(move |request| {
         let usage = format!(
             r#"{{"prompt_tokens":612,"completion_tokens":1,"total_tokens":613,"prompt_tokens_details":{{"cached_tokens":{cached}}}}}"#
         );
-        let choice = r#"{"index":0,"text":"a","finish_reason":"length"}"#;
-        let answer = format!(r#"{{"id":"x","object":"text_completion","model":"m","choices":[{choice}],"usage":{usage}}}"#);
+        // vLLM ignores what TensorRT-LLM hands over.
+        let choice = r#"{"index":0,"text":"a","finish_reason":"length","disaggregated_params":{"a":1}}"#;
+        let rest = r#""id":"x","object":"text_completion","model":"m""#;
+        let answer = format!(r#"{{{rest},"choices":[{choice}],"prompt_token_ids":[1],"usage":{usage}}}"#);
         let answer = match request.line.as_str() {
-            "GET /v1/models" => json_answer(r#"{"data":[{"id":"m","owned_by":"vllm"}]}"#),
+            "GET /v1/models" => json_answer(r#"{"data":[{"id":"m"}]}"#),
             "GET /query" => json_answer(r#"{"0":{"engine_id":"e"}}"#),
             "GET /metrics" => json_answer("vllm:mooncake_num_failed_recvs_total 0.0\n"),
             "GET /health" => json_answer("{}"),
@@ -193,17 +195,16 @@ async fn mooncake(is_decode: bool) -> RawEngine {
             "POST /v1/completions" => json_answer(&answer),
             _ => status("404 Not Found", "{}"),
         };
-        // A decode engine answers after it has the blocks, and so after prefill.
-        let pause = Duration::from_millis(if is_decode && request.line.starts_with("POST") { 100 } else { 0 });
+        let pause = if request.line.starts_with("POST") { pause } else { Duration::ZERO };
         vec![Act::Pause(pause), Act::Send(answer)]
     })
     .await
     .unwrap()
 }
 
-#[tokio::test]
-async fn b8_the_prefill_leg_of_mooncake_says_how_much_was_cached() {
-    let (prefill, decode) = (mooncake(false).await, mooncake(true).await);
+/// Checks that client and record get the cached tokens of the prefill leg. Returns what decode was asked.
+async fn prefill_says_how_much_was_cached(engine: &str, [prefill, decode]: [Duration; 2]) -> String {
+    let (prefill, decode) = (leg(false, prefill).await, leg(true, decode).await);
     let cluster = TestClusterBuilder::new()
         .config(|config| {
             let port = prefill.address.port();
@@ -211,8 +212,7 @@ async fn b8_the_prefill_leg_of_mooncake_says_how_much_was_cached() {
                 format!("role=prefill,bootstrap_port={port},url=http://{}", prefill.address),
                 format!("role=decode,url=http://{}", decode.address),
             ] {
-                // The connector is known by the engine's metrics.
-                config.workers.push(WorkerSpec::parse_flag(&format!("engine=vllm,{flag}")).unwrap());
+                config.workers.push(WorkerSpec::parse_flag(&format!("engine={engine},{flag}")).unwrap());
             }
         })
         .start()
@@ -223,14 +223,24 @@ async fn b8_the_prefill_leg_of_mooncake_says_how_much_was_cached() {
             "stream_options": stream.then(|| json!({"include_usage": true}))});
         let reply = cluster.client.post(COMPLETIONS, &[], body.to_string()).await.unwrap();
         let text = String::from_utf8_lossy(&reply.body).into_owned();
-        // B8.11
         assert!(
             reply.status == 200 && text.contains("\"cached_tokens\":48") && !text.contains("612}"),
-            "{text}"
+            "{engine} {stream}: {text}"
         );
-        assert_eq!(cached(&cluster).await.1, 48);
+        assert_eq!(cached(&cluster).await.1, 48, "{engine} {stream}");
     }
-    assert!(decode.requests()[0].body.contains("\"remote_engine_id\":\"e\""), "{:?}", decode.requests());
+    decode.requests()[0].body.clone()
+}
+
+#[tokio::test]
+async fn b8_the_prefill_leg_of_mooncake_says_how_much_was_cached() {
+    let (at_once, later) = (Duration::ZERO, Duration::from_millis(100));
+    // The connector is known by the engine's metrics.
+    for pauses in [[at_once, later], [later, at_once]] {
+        // B8.11, C11.8
+        let asked = prefill_says_how_much_was_cached("vllm", pauses).await;
+        assert!(asked.contains("\"remote_engine_id\":\"e\""), "{asked}");
+    }
 }
 
 #[tokio::test]

@@ -54,12 +54,12 @@ impl Drive {
         let Some(candidate) = &self.runs.prefill.candidate else { return Event::PrefillEnded };
         let spec = candidate.worker.spec();
         let connector = connector_for(spec);
-        if !connector.decode_knows_cached_tokens() {
-            self.cached_tokens = cached_tokens;
-        }
         note_success(&self.state, Leg::Prefill, candidate);
         self.account.leg_ended(Leg::Prefill, Ok(()));
         let lease = spec.handoff_lease();
+        if !connector.decode_knows_cached_tokens() {
+            self.prefill_reported(cached_tokens);
+        }
         let Some((answer, read)) = answer else {
             if connector.handoff() == Some(HandoffKind::Bootstrap) && !connector.abortable() {
                 // Only a decode leg frees its blocks now (E6.10).

@@ -281,7 +281,7 @@ impl Relay {
             let held_before = self.held.is_some();
             self.account_for(&seen);
             let begins_hold = self.held.is_some() && !held_before;
-            let cached = self.drive.cached_tokens.filter(|_| !self.drive.decode_knows_cached_tokens());
+            let cached = self.drive.cached_by_prefill();
             let counts_cached = seen.cached_at.is_some() || (self.format.is_named() && seen.usage.is_some());
             let edits = seen.kv_transfer_at.is_some() || (counts_cached && cached.is_some());
             let is_hidden = self.drive.is_unasked_usage(event, &seen);
@@ -329,10 +329,7 @@ impl Relay {
     fn perform(&mut self, action: Action) {
         match action {
             Action::Hold => self.held = Some(Vec::new()),
-            Action::Release => {
-                let held = self.held.take().unwrap_or_default();
-                self.send(&held);
-            }
+            Action::Release => self.release(),
             Action::Continue => self.continue_elsewhere(),
             Action::AnswerPrefill => self.take_prefill_answer(),
             Action::Fail(leg) => {

@@ -3,10 +3,14 @@
 use std::time::Duration;
 
 use pointsman_sim::{Dialect, Fault, FaultKind, FaultLeg, Role, SimConfig};
-use pointsman_tests::{TestCluster, TestClusterBuilder};
+use pointsman_tests::{
+    Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
+    raw_engine::{chunk, json as json_answer, stream_head},
+};
+use pointsman_workers::WorkerSpec;
 use serde_json::json;
 
-use super::{CHAT, PAIRS, body, once, stream};
+use super::{CHAT, PAIRS, body, once, stream, text_of};
 
 /// Pairs whose prefill takes a time.
 async fn pairs(prefill: Duration, timeout: Duration) -> TestCluster {
@@ -81,4 +85,66 @@ async fn e4_the_handoff_of_a_rest_whose_client_left_in_prefill_is_consumed() {
     tokio::time::sleep(Duration::from_millis(100)).await;
     drop(stream);
     assert_consumed(&cluster).await;
+}
+
+/// An engine of a Mooncake pair whose first stream breaks off. The prefill of the rest answers after 200 ms,
+/// and its decode after `end`.
+async fn mooncake(end: Duration) -> RawEngine {
+    let event = |choice: &str, cached: u32| {
+        let usage = json!({"prompt_tokens": 90, "completion_tokens": 2, "total_tokens": 92,
+            "prompt_tokens_details": {"cached_tokens": cached}});
+        let usage = if cached > 0 { usage } else { json!(null) };
+        let head = r#""id":"x","object":"chat.completion.chunk","created":1,"model":"tiny""#;
+        format!(r#"{{{head},"choices":[{choice}],"usage":{usage}}}"#)
+    };
+    RawEngine::start(move |request: &RawRequest| {
+        let is_rest = request.body.contains("continue_final_message");
+        let content = |text: &str, end: &str| {
+            let choice = format!(r#"{{"index":0,"delta":{{"content":"{text}"}},"finish_reason":{end}}}"#);
+            format!("data: {}\n\n", event(&choice, 0))
+        };
+        let (pause, answer) = match request.line.as_str() {
+            "GET /v1/models" => (0, json_answer(r#"{"data":[{"id":"tiny","owned_by":"vllm"}]}"#)),
+            "GET /query" => (0, json_answer(r#"{"0":{"engine_id":"e"}}"#)),
+            line if line.starts_with("GET") => (0, json_answer("{}")),
+            _ if request.body.contains("\"do_remote_decode\":true") => {
+                let choice = r#"{"index":0,"message":{"content":"a"},"finish_reason":"length"}"#;
+                let (pause, cached) = if is_rest { (200, 80) } else { (0, 48) };
+                (pause, json_answer(&event(choice, cached)))
+            }
+            _ if is_rest => {
+                let usage = format!("data: {}\n\ndata: [DONE]\n\n", event("", 89));
+                let events = content(" b", "\"stop\"") + &usage;
+                let events = [chunk(events.as_bytes()), chunk(b"")].concat();
+                return vec![Act::Send(stream_head()), Act::Pause(end), Act::Send(events)];
+            }
+            _ => (100, [stream_head(), chunk(content("a", "null").as_bytes())].concat()),
+        };
+        vec![Act::Pause(Duration::from_millis(pause)), Act::Send(answer), Act::Close]
+    })
+    .await
+    .unwrap()
+}
+
+#[tokio::test]
+async fn c11_a_stream_that_goes_on_elsewhere_has_the_cached_tokens_of_its_first_prefill() {
+    for end in [Duration::ZERO, Duration::from_millis(400)] {
+        let engines = [mooncake(end).await, mooncake(end).await, mooncake(end).await];
+        let builder = TestClusterBuilder::new().config(|config| {
+            for (role, engine) in ["prefill", "decode", "decode"].into_iter().zip(&engines) {
+                let port = engine.address.port();
+                let transport = format!("transport=mooncake,bootstrap_port={port}");
+                let flag = format!("role={role},engine=vllm,{transport},url=http://{}", engine.address);
+                config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+            }
+        });
+        let cluster = builder.start().await.unwrap();
+        let events = stream(&cluster, CHAT, json!({})).await;
+        assert_eq!((text_of(&events), &**events.last().unwrap()), ("a b".to_owned(), "[DONE]"));
+        // C11.8
+        assert!(events[events.len() - 2].contains("\"cached_tokens\":48"), "{end:?}: {events:?}");
+        cluster.at_rest().await.unwrap();
+        let list = cluster.admin.get("/decisions?limit=1").await.unwrap().json().unwrap();
+        assert_eq!(list["decisions"][0]["outcome"]["cached_tokens"]["reported"], 48, "{end:?}: {list}");
+    }
 }

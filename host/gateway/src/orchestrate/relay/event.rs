@@ -2,9 +2,14 @@
 
 use pointsman_orchestration::Event;
 
-use super::Relay;
+use super::{Relay, edit};
 use crate::{
-    openai::{endpoint::Format, sse::Seen, token_ids::Lists},
+    openai::{
+        endpoint::Format,
+        seen,
+        sse::{self, Seen},
+        token_ids::Lists,
+    },
     orchestrate::first_event::error_in,
     upstream::CallError,
 };
@@ -54,6 +59,18 @@ impl Relay {
         match &mut self.held {
             Some(held) => held.extend_from_slice(bytes),
             None => self.send(bytes),
+        }
+    }
+
+    /// Sends what was held back, with the cached tokens that prefill has reported since then.
+    pub(super) fn release(&mut self) {
+        let held = self.held.take().unwrap_or_default();
+        let cached = self.drive.cached_by_prefill();
+        for place in sse::events(&held) {
+            let event = held.get(place).unwrap_or_default();
+            let edited =
+                cached.and_then(|_| edit(event, &seen::event(self.format, event), cached, self.format));
+            self.send(edited.as_deref().unwrap_or(event));
         }
     }
 

@@ -126,6 +126,7 @@ impl Relay {
 
     /// The wait for the first event begins when prefill ended.
     pub(super) fn prefill_ended(&mut self) {
+        self.keep_cached_tokens();
         if !self.begun {
             self.event_at = Instant::now();
             self.set_timer();

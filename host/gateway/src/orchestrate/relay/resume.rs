@@ -203,12 +203,16 @@ impl Relay {
         self.resumption.is_pending = false;
         self.resumption.moving.changes_worker();
         self.resumption.seam.iter_mut().for_each(Seam::asks_again);
-        if let Some(cached) = self.resumption.seam.as_ref().and_then(|seam| seam.cached_tokens) {
-            // The prefill of the rest found the first one's prompt in a cache.
-            self.drive.cached_tokens = Some(cached);
-        }
+        self.keep_cached_tokens();
         self.tell_booking();
         self.set_timer();
+    }
+
+    /// Keeps the cached tokens of the first prefill: that of the rest found its prompt in a cache.
+    pub(super) fn keep_cached_tokens(&mut self) {
+        if let Some(cached) = self.resumption.seam.as_ref().and_then(|seam| seam.cached_tokens) {
+            self.drive.prefill_reported(Some(cached));
+        }
     }
 
     /// Frees the request for the rest, if there is one: its engine generates, and no other one will get it.
