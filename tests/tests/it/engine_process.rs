@@ -244,6 +244,13 @@ async fn b8_the_prefill_leg_of_mooncake_says_how_much_was_cached() {
 }
 
 #[tokio::test]
+async fn c7_the_context_leg_of_trtllm_says_how_much_was_cached() {
+    // C7.6
+    let asked = prefill_says_how_much_was_cached("trtllm", [Duration::ZERO; 2]).await;
+    assert!(asked.contains("generation_only"), "{asked}");
+}
+
+#[tokio::test]
 async fn b8_a_sleeping_engine_without_metrics_of_its_sleep_is_asked() {
     let sleeps = Arc::new(AtomicBool::new(false));
     let asked = sleeps.clone();

@@ -133,6 +133,11 @@ impl Connector for Trtllm {
             cached_tokens: answer.usage.and_then(|usage| usage.prompt_tokens_details?.cached_tokens),
         }
     }
+
+    /// What was transferred counts as cached.
+    fn decode_knows_cached_tokens(&self) -> bool {
+        false
+    }
 }
 
 /// Removes the reserved fields, and the token ids that the engine would take in the messages' place: the
