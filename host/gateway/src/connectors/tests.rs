@@ -390,6 +390,19 @@ fn c7_trtllm_generation_gets_the_ids_and_the_context_s_parameters() {
         value(&connector.decode(&completion, &handed)),
         json!({"model":"m","prompt":[1,2,3],"max_tokens":9,"disaggregated_params":params})
     );
+    let reason = |endpoint, field: &str| {
+        let body = format!(r#"{{"model":"m","messages":[],"prompt":"p",{field}}}"#);
+        connector.unsplittable(&request(endpoint, &body))
+    };
+    for (endpoint, field, expected) in [
+        (Endpoint::Completions, r#""echo":true"#, Some("echo")),
+        (Endpoint::Completions, r#""echo":false,"return_context_logits":"no""#, None),
+        (Endpoint::Completions, r#""return_context_logits":true"#, Some("return_context_logits")),
+        (Endpoint::ChatCompletions, r#""echo":true"#, None),
+    ] {
+        // C7.7
+        assert_eq!(reason(endpoint, field), expected, "{field}");
+    }
     let read = |body: &str| connector.read_prefill(body.as_bytes());
     assert_eq!(read(r#"{"choices":[{"finish_reason":"stop"}]}"#), PrefillAnswer::WasAll);
     assert_eq!(read(r#"{"choices":[{"finish_reason":"length"}]}"#), PrefillAnswer::MissingParameters);

@@ -12,6 +12,7 @@ use super::{Connector, LegContext, PrefillAnswer, Target, clean, given_up, token
 use crate::{
     openai::{
         hide::{Fields, finders},
+        lax::Flag,
         request::{Endpoint, Request},
     },
     upstream::LegHeaders,
@@ -52,7 +53,8 @@ impl Connector for Trtllm {
         Some(HandoffKind::Completed)
     }
 
-    /// A handoff has one consumer.
+    /// A handoff has one consumer. A decode engine has neither the text of the prompt, to which it would add
+    /// its own (`serve/postprocess_handlers.py`), nor the logits of it.
     fn unsplittable(&self, request: &Request) -> Option<&'static str> {
         if request.endpoint == Endpoint::Messages {
             return Some("/v1/messages");
@@ -60,7 +62,12 @@ impl Connector for Trtllm {
         if request.n > 1 {
             return Some("n");
         }
-        (request.prompts > 1).then_some("list_of_prompts")
+        if request.prompts > 1 {
+            return Some("list_of_prompts");
+        }
+        let is_set = |field: &&str| !matches!(request.body.read(field), Ok(None | Some(Flag(false))));
+        let mut fields = ["echo", "return_context_logits"].into_iter();
+        fields.find(is_set).filter(|_| request.endpoint == Endpoint::Completions)
     }
 
     fn prefill(&self, request: &Request, context: &LegContext<'_>) -> Bytes {
