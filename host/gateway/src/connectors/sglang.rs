@@ -143,7 +143,7 @@ fn of_prefill_only(request: &Request) -> Option<&'static str> {
         ["return_hidden_states", "return_routed_experts", "return_indexer_topk", "token_ids_logprob"];
     let is_set = |field| is_set(request, field);
     let begins_in_prompt =
-        || request.body.get("logprob_start_len").is_some_and(|start| !matches!(start, "null" | "-1"));
+        || request.body.get("logprob_start_len").is_some_and(|start| has_other_than("-1", start));
     match request.endpoint {
         Endpoint::Generate if is_set("return_logprob") && begins_in_prompt() => Some("logprob_start_len"),
         Endpoint::Completions if is_set("echo") && is_set("logprobs") => Some("echo"),
@@ -178,7 +178,14 @@ fn too_many_logprobs(request: &Request) -> Option<&'static str> {
 
 /// Returns whether a body has the field, with a value other than none, no and zero.
 fn is_set(request: &Request, field: &str) -> bool {
-    request.body.get(field).is_some_and(|value| !matches!(value, "null" | "false" | "0" | "[]"))
+    request.body.get(field).is_some_and(|value| value != "0" && has_other_than("false", value))
+}
+
+/// Returns whether a value, or one in its list, is other than none, no and `unset`. A batch has a list with a
+/// value for each prompt.
+fn has_other_than(unset: &str, value: &str) -> bool {
+    let mut values = value.split(|one: char| matches!(one, '[' | ']' | ',') || one.is_ascii_whitespace());
+    values.any(|one| !matches!(one, "" | "null" | "false") && one != unset)
 }
 
 /// Starts the edit of a body, and names the adapter in it (B3.10). SGLang takes a model's name without a

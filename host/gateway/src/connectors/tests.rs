@@ -497,6 +497,19 @@ fn several_choices_are_not_split_for_sglang() {
     ] {
         assert_eq!(generate(fields), None, "{fields}");
     }
+    for (fields, expected) in [
+        (r#""return_logprob":true,"logprob_start_len":[-1,null]"#, None),
+        (r#""return_logprob":[false,false],"logprob_start_len":[0,0]"#, None),
+        (r#""return_logprob":[true,false],"logprob_start_len":[-1,0]"#, Some("logprob_start_len")),
+        (r#""return_hidden_states":[false, false]"#, None),
+        (r#""return_hidden_states":[false,true]"#, Some("return_hidden_states")),
+        (r#""token_ids_logprob":[null,[]]"#, None),
+        (r#""token_ids_logprob":[0]"#, Some("token_ids_logprob")),
+        (r#""token_ids_logprob":[[],[0]]"#, Some("token_ids_logprob")),
+    ] {
+        // C9.6
+        assert_eq!(generate(fields), expected, "{fields}");
+    }
     for field in ["return_hidden_states", "return_routed_experts", "return_indexer_topk"] {
         assert_eq!(generate(&format!(r#""{field}":true"#)), Some(field));
         let chat = format!(r#"{{"model":"m","messages":[],"{field}":true}}"#);
