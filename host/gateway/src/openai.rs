@@ -22,7 +22,7 @@ pub(crate) mod request_error;
 pub(crate) mod request_id;
 pub(crate) mod reserved;
 pub(crate) mod results;
-mod sampling;
+pub(crate) mod sampling;
 pub(crate) mod seen;
 pub(crate) mod sequence;
 pub(crate) mod short_text;

@@ -14,6 +14,7 @@ use pointsman_workers::WorkerSpec;
 use serde_json::{Value, json};
 
 const CHAT: &str = "/v1/chat/completions";
+const RESPONSES: &str = "/v1/responses";
 
 fn chat(tokens: u32) -> String {
     json!({
@@ -70,7 +71,7 @@ async fn a5_what_engines_take_passes_as_it_is() {
             let body = [raw_engine::chunk(end.as_bytes()), b"0\r\n\r\n".to_vec()].concat();
             vec![Act::Send([raw_engine::stream_head(), body].concat())]
         }
-        _ => vec![Act::Send(raw_engine::json(r#"{"choices":[]}"#))],
+        _ => vec![Act::Send(raw_engine::json(r#"{"choices":[],"output":[]}"#))],
     })
     .await
     .unwrap();
@@ -91,6 +92,18 @@ async fn a5_what_engines_take_passes_as_it_is() {
             // A5.18
             assert_eq!(reply.status.as_u16(), 200, "{sent}: {reply:?}");
             assert_eq!(engine.requests().last().unwrap().body, body);
+        }
+    }
+    for (path, key) in
+        [(CHAT, "max_tokens"), (CHAT, "max_completion_tokens"), (RESPONSES, "max_output_tokens")]
+    {
+        for (limit, status) in [(-1, 200), (-2, 400)] {
+            let mut body = json!({"model": "tiny", "messages": [], "input": "hi"});
+            body[key] = limit.into();
+            let reply = cluster.client.post(path, &[], body.to_string()).await.unwrap();
+            // A5.19
+            assert_eq!(reply.status.as_u16(), status, "{key} {limit}: {reply:?}");
+            assert_eq!(engine.requests().last().unwrap().body == body.to_string(), status == 200);
         }
     }
 }

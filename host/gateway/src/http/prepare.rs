@@ -19,6 +19,7 @@ use crate::{
         hints::Hints,
         request::{Endpoint, Request, json_object, names_model},
         request_error::RequestError,
+        sampling,
     },
     orchestrate::{self, PlannedRequest, Unplanned, availability::listed, preview, stored},
     state::{
@@ -194,13 +195,22 @@ async fn read(
             Request::of_json(endpoint, headers, body, rules, unnamed)?
         }
     };
+    find_model(state, &mut request).await;
+    check_limits(&request, &state.registry.snapshot())?;
     if endpoint == Endpoint::Responses {
         // Boxed, because few requests wait here.
         let tenant = caller.tenant_hash();
         Box::pin(stored::pin(state, upstream, &mut request, tenant)).await?;
     }
-    find_model(state, &mut request).await;
     Ok(request)
+}
+
+/// Checks that engines take the limit of output tokens: to some, -1 is none (A5.19).
+pub(super) fn check_limits(request: &Request, workers: &Snapshot) -> Result<(), RequestError> {
+    match sampling::check_limits(request.endpoint, &request.body) {
+        Err(_) if workers.is_only_on(Engine::Openai, &request.model) => Ok(()),
+        checked => checked,
+    }
 }
 
 /// Finds the request's model. If no worker serves it, reads again which models engines serve.

@@ -11,7 +11,7 @@ use super::{
     DataThread,
     admit::{Admitted, admit, identify},
     arrival::Arrival,
-    prepare::{finds_model, unnamed_model},
+    prepare::{check_limits, finds_model, unnamed_model},
     request_id,
 };
 use crate::{
@@ -41,6 +41,7 @@ pub(super) async fn route(thread: Extract<DataThread>, request: HttpRequest<Body
         let (rules, unnamed) = (&state.settings.request_rules, unnamed_model(&state, endpoint, &body)?);
         let mut request = Request::of_json(endpoint, &parts.headers, body, rules, unnamed)?;
         finds_model(&mut request, &state.registry.snapshot());
+        check_limits(&request, &state.registry.snapshot())?;
         let tenant = caller.tenant_hash();
         let workers = state.registry.snapshot();
         let tokens = state.tokens.of(&request, tenant, &upstream, &state.metrics, &workers).await;

@@ -16,6 +16,9 @@ use crate::{
 /// The field of `/generate`, and of vLLM's endpoint for token ids, that has the parameters.
 const PARAMETERS: &str = "sampling_params";
 
+/// The limit of output tokens that is none to some engines, such as llama.cpp and Ollama (A5.19).
+const NO_LIMIT: &str = "-1";
+
 /// The output that a request asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Sampling {
@@ -49,10 +52,12 @@ impl Sampling {
         }
         let n = choices(body, "n", limits.choices)?.unwrap_or(1);
         let best_of = choices(body, "best_of", limits.choices)?.unwrap_or(1);
-        let key = if endpoint == Endpoint::Responses { "max_output_tokens" } else { "max_tokens" };
-        let max_tokens = number(body, key)?;
-        let max_tokens = number(body, "max_completion_tokens")?.or(max_tokens);
-        Ok(Self { n, sequences: n.max(best_of), max_tokens, listed: None })
+        let [older, newer] = limit_keys(endpoint).map(|key| match body.get(key) {
+            Some(NO_LIMIT) => Ok(None),
+            _ => number(body, key),
+        });
+        let (older, newer) = (older?, newer?);
+        Ok(Self { n, sequences: n.max(best_of), max_tokens: newer.or(older), listed: None })
     }
 
     /// Reads it from the parameters of `/generate`: an object, or a list with one for each prompt.
@@ -92,6 +97,22 @@ impl Sampling {
             None => Ok(()),
         }
     }
+}
+
+/// The fields that limit output tokens on the top level of a body. The second one precedes the first.
+fn limit_keys(endpoint: Endpoint) -> [&'static str; 2] {
+    let key = if endpoint == Endpoint::Responses { "max_output_tokens" } else { "max_tokens" };
+    [key, "max_completion_tokens"]
+}
+
+/// Checks that no limit of output tokens is -1, for engines that do not take it.
+///
+/// # Errors
+/// [`RequestError`] names the field.
+pub(crate) fn check_limits(endpoint: Endpoint, body: &JsonBody) -> Result<(), RequestError> {
+    let is_parameter = matches!(endpoint, Endpoint::Generate | Endpoint::GenerateTokens);
+    let mut keys = limit_keys(endpoint).into_iter().filter(|_| !is_parameter);
+    keys.try_for_each(|key| number(body, key).map(drop))
 }
 
 fn number(body: &JsonBody, key: &str) -> Result<Option<u32>, RequestError> {
