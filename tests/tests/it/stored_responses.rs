@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use pointsman_gateway::config::Config;
-use pointsman_sim::{Dialect, Fault, FaultKind, Role};
+use pointsman_sim::{Dialect, Fault, FaultKind, Role, SimConfig};
 use pointsman_tests::{
     TestCluster, TestClusterBuilder,
     client::{Client, Reply},
@@ -310,4 +310,19 @@ async fn i12_behind_a_proxy_the_next_turn_goes_there_too() {
         // I12.2
         assert!(status == 200 && body.contains(&id), "{status} {body}");
     }
+}
+
+#[tokio::test]
+async fn a1_a_turn_for_another_model_than_the_last_one_is_refused_by_their_names() {
+    let other = SimConfig { model: "other".into(), ..SimConfig::instant(Dialect::Vllm, Role::Aggregated) };
+    let builder = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).sim_with(other, "");
+    let cluster = builder.start().await.unwrap();
+    let id = first(&cluster.client).await;
+    let next = turn(Some(&id), false).replace("\"tiny\"", "\"other\"");
+    let refused = cluster.client.post(RESPONSES, &[], next).await.unwrap();
+    assert_eq!((refused.status.as_u16(), refused.code().as_str()), (409, "worker_not_eligible"));
+    // A1.17
+    let text = String::from_utf8_lossy(&refused.body);
+    assert!(text.contains(&format!("no worker of the model `other` has the response `{id}`")), "{text}");
+    assert_eq!(cluster.client.post(RESPONSES, &[], turn(Some(&id), false)).await.unwrap().status, 200);
 }

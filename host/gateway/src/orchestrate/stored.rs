@@ -10,7 +10,7 @@ use bytes::Bytes;
 use futures_util::{StreamExt as _, stream};
 use http::{HeaderValue, Method, Response, StatusCode};
 use pointsman_routing::CandidateId;
-use pointsman_workers::{DpRank, Engine, Health, Role, Worker, WorkerSpec, name_hash};
+use pointsman_workers::{DpRank, Engine, Health, Leg, Role, Worker, WorkerSpec, name_hash};
 use serde::Deserialize;
 use tokio::time::{Duration, timeout};
 
@@ -114,7 +114,8 @@ impl Drive {
 /// response that no worker has is the engine's to refuse.
 ///
 /// # Errors
-/// The worker that stored the response has left, or its owner is not known.
+/// The worker that stored the response has left or does not serve the request's model, or the owner of the
+/// response is not known.
 pub(crate) async fn pin(
     state: &State,
     upstream: &Upstream,
@@ -128,7 +129,16 @@ pub(crate) async fn pin(
     let Some(id) = previous.filter(|id| is_id(id)) else { return Ok(()) };
     let authorization = request.authorization.clone();
     let found = find(state, upstream, &id, tenant, authorization.as_ref()).await?;
-    if let (Some(worker), Some(request)) = (found, Arc::get_mut(request)) {
+    let Some(worker) = found else { return Ok(()) };
+    let (model, workers) = (&request.model, state.registry.snapshot());
+    let is_its = |leg| workers.pool(model, leg).iter().any(|one| one.worker_id() == worker.id());
+    if workers.serves(model) && ![Leg::Aggregated, Leg::Prefill, Leg::Decode].into_iter().any(is_its) {
+        return Err(ApiError::WorkerNotEligible(format!(
+            "no worker of the model `{model}` has the response `{id}`; name the model of that response, or send the \
+             whole conversation in `input`"
+        )));
+    }
+    if let Some(request) = Arc::get_mut(request) {
         (request.hints.backend, request.hints.continues) = (Some(worker.id()), true);
     }
     Ok(())
