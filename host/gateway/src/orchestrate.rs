@@ -64,6 +64,7 @@ mod whole_answer;
 mod whole_estimate;
 mod worker_outcome;
 
+use broken_handoff::BrokenHandoff;
 use executor::{Ending, Executor, Reached};
 use leg_run::LegRun;
 use next_event::{Head, Next};
@@ -105,6 +106,7 @@ pub(crate) struct Drive {
     failed_span: Option<Span>,
     /// The prefill worker that failed last, and how; `None` if it was logged, or another one succeeded.
     failed_prefill: Option<(WorkerId, &'static str)>,
+    broken_handoff: Option<BrokenHandoff>,
     token: RequestToken,
     rooms: Vec<u64>,
     engine_id: Option<String>,
@@ -203,6 +205,7 @@ impl Drive {
             place: None,
             failed_span: None,
             failed_prefill: None,
+            broken_handoff: None,
             token: RequestToken::fresh(),
             rooms: Vec::new(),
             engine_id: None,

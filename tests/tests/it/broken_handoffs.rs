@@ -314,17 +314,52 @@ async fn e6_a_local_prefill_follows_where_no_other_prefill_worker_is_left() {
 }
 
 #[tokio::test]
-async fn i4_failures_of_two_decode_workers_with_one_prefill_worker_do_not_blame_the_request() {
-    let fleet = fleet((1, 2), |_, _, body| body.contains("broken"), |_| {}).await;
-    for _ in 0..3 {
-        let reply = fleet.ask("broken").await;
-        // I4.6
-        assert_eq!((reply.status.as_u16(), reply.code().as_str()), (502, "bad_upstream"), "{reply:?}");
+async fn e6_a_local_prefill_that_breaks_in_the_same_way_acquits_the_handoff() {
+    for decode in [1, 2] {
+        let breaks = |_, _, body: &str| body.contains("poison");
+        let fleet = fleet((1, decode), breaks, |config| config.routing.local_fallback = true).await;
+        for turn in 0..14 {
+            let reply = fleet.ask(&format!("poison {turn}")).await;
+            // I4.6: a single decode worker may itself be broken
+            let code = if decode == 2 { "poison_request" } else { "bad_upstream" };
+            assert_eq!(reply.code(), code, "{decode} {turn} {reply:?}");
+        }
+        // E6.15
+        assert_eq!(fleet.failing(), if decode == 2 { vec![] } else { vec![11] });
+        fleet.cluster.at_rest().await.unwrap();
     }
-    // I4.1
-    assert_eq!((fleet.prefill[0].requests().len(), fleet.poisoned().await), (6, 0.0));
-    assert!(fleet.serves("another", false).await);
-    assert_eq!(fleet.failing(), [] as [u64; 0]);
+}
+
+#[tokio::test]
+async fn i4_two_decode_workers_that_break_on_handoffs_of_one_prefill_worker_blame_the_second_request() {
+    for others in [false, true] {
+        let fleet = fleet((1, 2), |_, _, body| body.contains("broken"), |_| {}).await;
+        // I4.1, I4.6, I4.7
+        for (code, prefills) in [("bad_upstream", 2), ("poison_request", 1), ("poison_request", 0)] {
+            let before = fleet.prefill[0].requests().len();
+            let reply = fleet.ask("broken").await;
+            assert_eq!((reply.status.as_u16(), reply.code().as_str()), (502, code), "{others} {reply:?}");
+            assert_eq!(fleet.prefill[0].requests().len() - before, prefills, "{others} {code}");
+            assert!(!others || fleet.serves("another", false).await);
+        }
+        assert!(fleet.serves("another", false).await);
+        assert_eq!(fleet.failing(), [] as [u64; 0]);
+        fleet.cluster.at_rest().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn i4_a_prefill_worker_that_fails_with_other_requests_proves_nothing_against_one() {
+    let fleet = fleet((1, 2), |_, _, _| true, |_| {}).await;
+    for turn in 0..3 {
+        assert_eq!(fleet.ask(&format!("turn {turn}")).await.code(), "bad_upstream");
+    }
+    assert_eq!(fleet.failing(), [1]);
+    for _ in 0..3 {
+        // I4.7
+        assert_eq!(fleet.ask("again").await.code(), "bad_upstream");
+    }
+    assert_eq!(fleet.poisoned().await, 0.0);
     fleet.cluster.at_rest().await.unwrap();
 }
 

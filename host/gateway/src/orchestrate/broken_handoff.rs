@@ -7,8 +7,16 @@ use pointsman_orchestration::HandoffKind;
 use pointsman_routing::CandidateId;
 use pointsman_workers::{Candidate, Leg, PerLeg, Worker};
 
-use super::{Drive, id_of, leg_run::LegRun, worker_outcome::Blame};
+use super::{Drive, id_of, leg_run::LegRun, quarantine::way_of, worker_outcome::Blame};
 use crate::{connectors::connector_for, upstream::CallError};
+
+/// The last handoff of a request that broke.
+pub(super) struct BrokenHandoff {
+    prefill: Arc<Worker>,
+    decode: Arc<Worker>,
+    /// How the decode worker broke.
+    way: &'static str,
+}
 
 impl Drive {
     /// Returns the prefill worker whose handoff the decode leg got; `None` if decode computes the prompt.
@@ -32,7 +40,7 @@ impl Drive {
 
     /// Returns the prefill worker of a handoff on which the decode worker broke before its first token. One
     /// that health checks found dead broke on nothing.
-    pub(super) fn broken_handoff(&self, leg: Leg, error: &CallError) -> Option<Candidate> {
+    pub(super) fn source_of_broken(&self, leg: Leg, error: &CallError) -> Option<Candidate> {
         let broke =
             error.may_break_engine() && !error.is_of_slow_worker() && !matches!(error, CallError::Down);
         let is_own = self.executor.calls() && !self.runs[leg].aborted;
@@ -40,32 +48,48 @@ impl Drive {
     }
 
     /// Decides whom a failed leg is charged to. `source`: the prefill worker of the handoff that broke.
-    pub(super) fn blame(&self, leg: Leg, source: Option<&Candidate>, error: &CallError) -> Blame {
-        let Some(candidate) = self.candidate(leg) else { return Blame::Worker };
+    pub(super) fn blame(&mut self, leg: Leg, source: Option<&Candidate>, error: &CallError) -> Blame {
+        let Some(candidate) = self.candidate(leg).cloned() else { return Blame::Worker };
         // Handoffs that end in silence count elsewhere (B7.7).
         let source = source.filter(|_| !matches!(error, CallError::Timeout(_)));
-        if source.is_some_and(|prefill| self.blames_prefill(prefill, candidate, error)) {
-            return Blame::PrefillWorker;
+        let at_fault = source.filter(|prefill| prefill.worker.note_handoff_broke(&candidate.worker));
+        let blames_request = self.blames_request(leg, (&candidate, at_fault), error);
+        if let Some(prefill) = source {
+            let (prefill, decode) = (prefill.worker.clone(), candidate.worker.clone());
+            self.broken_handoff = Some(BrokenHandoff { prefill, decode, way: way_of(error) });
         }
-        if self.blames_request(leg, candidate, error) {
-            return Blame::Request;
+        if leg == Leg::Aggregated && self.awaits_token && !candidate.worker.is_failing() {
+            self.acquit_handoff(error);
         }
-        if source.is_some() { Blame::Handoff } else { Blame::Worker }
+        match (source, at_fault) {
+            _ if blames_request => Blame::Request,
+            (_, Some(prefill)) => {
+                self.charge_prefill(prefill, &candidate, error);
+                Blame::PrefillWorker
+            }
+            (Some(_), None) => Blame::Handoff,
+            (None, None) => Blame::Worker,
+        }
     }
 
-    /// Whether decode workers break on what a prefill worker hands over. It is charged then.
-    fn blames_prefill(&self, prefill: &Candidate, decode: &Candidate, error: &CallError) -> bool {
+    /// A local prefill broke: the handoff that broke before it in the same way is not the cause.
+    fn acquit_handoff(&self, error: &CallError) {
+        let is_same = |broken: &&BrokenHandoff| error.breaks_engine() && broken.way == way_of(error);
+        let broken = self.broken_handoff.as_ref().filter(is_same);
+        let both = broken.into_iter().flat_map(|broken| [&broken.prefill, &broken.decode]);
+        both.for_each(|worker| worker.note_handoff_taken());
+    }
+
+    /// Charges a prefill worker: decode workers break on what it hands over.
+    fn charge_prefill(&self, prefill: &Candidate, decode: &Candidate, error: &CallError) {
         let was_failing = prefill.worker.is_failing();
-        let is_to_blame = prefill.worker.note_handoff_broke(&decode.worker);
-        if is_to_blame {
-            prefill.load().observe_outcome(false);
-        }
+        prefill.worker.charge_as_source();
+        prefill.load().observe_outcome(false);
         if !was_failing && prefill.worker.is_failing() {
             let (request, worker) = (&self.account.request_id, prefill.worker_id());
             let (decode, kind) = (decode.worker_id(), error.kind());
             tracing::warn!(request, %worker, %decode, kind, "worker put aside: decode workers break on its handoffs");
         }
-        is_to_blame
     }
 
     /// Avoids both workers of a handoff that broke. `is_unread`: the decode worker may not have read it, and

@@ -262,7 +262,7 @@ impl Drive {
     /// Records a failed leg: with its worker, or with the request if that is to blame.
     pub(super) fn leg_failed(&mut self, leg: Leg, error: CallError) -> Event {
         let candidate = self.runs[leg].candidate.clone();
-        let source = self.broken_handoff(leg, &error);
+        let source = self.source_of_broken(leg, &error);
         let blame = self.blame(leg, source.as_ref(), &error);
         let is_poison = blame == Blame::Request;
         // The worker may not have read the request, which is sent again over a new connection.

@@ -13,20 +13,30 @@ use crate::{
 };
 
 impl Drive {
-    /// Whether this failure shows that the request breaks its engines. A worker that fails with other
-    /// requests, too, proves nothing, and neither does a failure of a leg that the gateway did not send, or
-    /// aborted.
-    pub(super) fn blames_request(&self, leg: Leg, candidate: &Candidate, error: &CallError) -> bool {
+    /// Whether this failure shows that the request breaks its engines. `at_fault`: the prefill worker that is
+    /// charged otherwise. A worker that fails with other requests, too, proves nothing, and neither does a
+    /// failure of a leg that the gateway did not send, or aborted.
+    pub(super) fn blames_request(
+        &self,
+        leg: Leg,
+        (candidate, at_fault): (&Candidate, Option<&Candidate>),
+        error: &CallError,
+    ) -> bool {
         let hash = body_hash(&self.state, &self.request)
             .filter(|_| self.executor.calls() && !self.runs[leg].aborted);
-        let Some(hash) = hash.filter(|_| error.is_suspicious() && !candidate.worker.is_failing()) else {
+        let fails = [Some(candidate), at_fault].into_iter().flatten().any(|one| one.worker.is_failing());
+        let Some(hash) = hash.filter(|_| error.is_suspicious() && !fails) else {
             return false;
         };
-        // The end of a kept connection is the end of a connection, whether or not it was idle.
-        let kind = if matches!(error, CallError::Closed(_)) { "broken" } else { error.kind() };
         // A decode worker may also break on the request after a prefill of its own.
         let same = if leg == Leg::Aggregated { Leg::Decode } else { leg };
-        let broke = Broke { worker: candidate.worker.id(), leg: same, kind };
+        let broke = Broke {
+            worker: candidate.worker.id(),
+            leg: same,
+            way: way_of(error),
+            blames_prefill: at_fault.is_some(),
+            is_first: self.broken_handoff.is_none(),
+        };
         let is_poison = self.state.quarantine.note(hash, broke, self.state.settings.quarantine);
         if is_poison {
             self.state.metrics.poison("quarantined");
@@ -42,6 +52,12 @@ impl Drive {
         self.state.metrics.poison("refused");
         Some(refused)
     }
+}
+
+/// Returns how a worker broke. The end of a kept connection is the end of a connection, whether or not it was
+/// idle.
+pub(super) fn way_of(error: &CallError) -> &'static str {
+    if matches!(error, CallError::Closed(_)) { "broken" } else { error.kind() }
 }
 
 /// Like [`Drive::quarantined`], but does not count the refusal.

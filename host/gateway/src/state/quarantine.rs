@@ -3,6 +3,9 @@
 //! When two workers break on the same body in the same way, the request is to blame, and the body is refused
 //! for a while. A body that any worker served lately is not to blame: engines that fail at random would
 //! otherwise take a body with them that many clients send.
+//!
+//! A decode worker may also break on what a prefill worker hands over. While that may explain the failures,
+//! they count against the body only together with a failure of another request.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -45,9 +48,11 @@ struct Table {
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     broke: Broke,
+    /// Whether two workers broke in this way.
+    by_two: bool,
     /// When the entry is forgotten.
     until: Instant,
-    /// Whether another worker broke in the same way.
+    /// Whether the body is to blame.
     refused: bool,
 }
 
@@ -59,7 +64,11 @@ pub(crate) struct Broke {
     /// The leg that it served.
     pub(crate) leg: Leg,
     /// Stable label of the failure.
-    pub(crate) kind: &'static str,
+    pub(crate) way: &'static str,
+    /// Whether the prefill worker of its handoff is to blame, unless the body is.
+    pub(crate) blames_prefill: bool,
+    /// Whether it is the first failure of its request.
+    pub(crate) is_first: bool,
 }
 
 impl Default for Quarantine {
@@ -109,11 +118,14 @@ impl Quarantine {
         let mut table = self.table.lock();
         table.forget_expired(now);
         let before = table.entries.get(&hash).copied();
-        let refused = before.is_some_and(|before| {
-            let same_way = (before.broke.leg, before.broke.kind) == (broke.leg, broke.kind);
-            before.refused || (same_way && before.broke.worker != broke.worker)
-        });
-        table.entries.insert(hash, Entry { broke, until: now + keep, refused });
+        let same =
+            before.filter(|Entry { broke: before, .. }| (before.leg, before.way) == (broke.leg, broke.way));
+        let is_other = same.is_some_and(|same| same.broke.worker != broke.worker);
+        let by_two = is_other || same.is_some_and(|same| same.by_two);
+        let repeats = by_two && broke.is_first && same.is_some_and(|same| same.broke.blames_prefill);
+        let refused =
+            before.is_some_and(|before| before.refused) || repeats || (is_other && !broke.blames_prefill);
+        table.entries.insert(hash, Entry { broke, by_two, until: now + keep, refused });
         if before.is_none() {
             table.order.push_back(hash);
         }
@@ -173,7 +185,7 @@ mod tests {
     const KEEP: Duration = Duration::from_secs(60);
 
     fn broke(worker: u64, kind: &'static str) -> Broke {
-        Broke { worker: WorkerId(worker), leg: Leg::Decode, kind }
+        Broke { worker: WorkerId(worker), leg: Leg::Decode, way: kind, blames_prefill: false, is_first: true }
     }
 
     #[tokio::test(start_paused = true)]
@@ -189,6 +201,24 @@ mod tests {
         assert_eq!(table.refuses(1), None);
         table.served(2);
         assert!(table.is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn failures_that_a_prefill_worker_explains_count_with_one_of_another_request() {
+        let explained = |worker| Broke { blames_prefill: true, ..broke(worker, "broken") };
+        let again = |broke| Broke { is_first: false, ..broke };
+        let table = Quarantine::default();
+        let refuses = |hash, all: &[Broke]| all.iter().fold(false, |_, broke| table.note(hash, *broke, KEEP));
+        // I4.6
+        assert!(!refuses(1, &[broke(1, "broken"), again(explained(2))]));
+        // I4.7
+        assert!(refuses(1, &[explained(2)]));
+        // I4.7: the worker may be broken
+        assert!(!refuses(2, &[explained(1), explained(1), broke(1, "broken")]));
+        assert!(!refuses(3, &[explained(1), again(explained(2)), broke(3, "status_5xx")]));
+        // I4.6: a local prefill of the same request
+        assert!(!refuses(4, &[explained(1), again(broke(1, "broken"))]));
+        assert!(refuses(5, &[explained(1), again(broke(2, "broken"))]));
     }
 
     #[tokio::test(start_paused = true)]

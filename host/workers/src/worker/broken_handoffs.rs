@@ -69,33 +69,34 @@ impl BrokenHandoffs {
 
 impl Worker {
     /// Reports that `decode` broke on a handoff of this worker before its first token. Returns whether this
-    /// worker is to blame. It is charged then, and the decode workers that were charged before are not any
-    /// more.
+    /// worker is to blame, unless the request is.
+    #[must_use]
     pub fn note_handoff_broke(&self, decode: &Arc<Self>) -> bool {
         decode.broken_handoffs.add_source(self.id());
         decode.broken_handoffs.any.store(true, Ordering::Release);
-        let witnesses = {
-            let mut witnesses = self.broken_handoffs.witnesses.lock();
-            let is_one = |worker: &Weak<Self>| {
-                worker.upgrade().is_some_and(|worker| worker.broken_handoffs.are_all_from(self.id()))
-            };
-            witnesses.retain(is_one);
-            let is_known = witnesses.iter().any(|worker| worker.as_ptr() == Arc::as_ptr(decode));
-            if !is_known && witnesses.len() < ENOUGH && decode.broken_handoffs.are_all_from(self.id()) {
-                witnesses.push(Arc::downgrade(decode));
-            }
-            witnesses.clone()
-        };
-        let is_to_blame = witnesses.len() >= ENOUGH && decode.broken_handoffs.are_all_from(self.id());
-        if is_to_blame {
-            self.charge_broken_handoff();
-            for worker in witnesses.iter().filter_map(Weak::upgrade) {
-                worker.broken_handoffs.breaker.record_success(0);
-                worker.tell_ranks();
-            }
-        }
         self.broken_handoffs.any.store(true, Ordering::Release);
-        is_to_blame
+        let mut witnesses = self.broken_handoffs.witnesses.lock();
+        let is_one = |worker: &Weak<Self>| {
+            worker.upgrade().is_some_and(|worker| worker.broken_handoffs.are_all_from(self.id()))
+        };
+        witnesses.retain(is_one);
+        let is_known = witnesses.iter().any(|worker| worker.as_ptr() == Arc::as_ptr(decode));
+        let is_witness = decode.broken_handoffs.are_all_from(self.id());
+        if !is_known && witnesses.len() < ENOUGH && is_witness {
+            witnesses.push(Arc::downgrade(decode));
+        }
+        witnesses.len() >= ENOUGH && is_witness
+    }
+
+    /// Charges this prefill worker with a handoff that broke. The decode workers that were charged before are
+    /// not any more.
+    pub fn charge_as_source(&self) {
+        self.charge_broken_handoff();
+        let witnesses = self.broken_handoffs.witnesses.lock().clone();
+        for worker in witnesses.iter().filter_map(Weak::upgrade) {
+            worker.broken_handoffs.breaker.record_success(0);
+            worker.tell_ranks();
+        }
     }
 
     /// Charges this worker with a handoff that broke. Several in a row leave it out for a pause.
@@ -146,8 +147,10 @@ mod tests {
     /// Reports what the gateway does when a handoff broke. Returns whether the prefill worker is to blame.
     fn breaks(prefill: &Worker, decode: &Arc<Worker>) -> bool {
         let is_to_blame = prefill.note_handoff_broke(decode);
-        if !is_to_blame {
-            decode.charge_broken_handoff();
+        if is_to_blame {
+            prefill.charge_as_source()
+        } else {
+            decode.charge_broken_handoff()
         }
         is_to_blame
     }
