@@ -70,6 +70,8 @@ pub enum AfterRefusal {
 pub struct Attempts {
     number: u32,
     tried: Vec<CandidateId>,
+    /// Those of them that refuse the handoff for good.
+    declined: Vec<CandidateId>,
     /// A leg, and the worker that failed it and may not have read it.
     spared: Option<(Leg, WorkerId)>,
     /// Workers of a pair one of which failed the request.

@@ -343,6 +343,17 @@ async fn e6_a_decode_engine_that_refuses_even_one_token_leaves_the_handoff_to_an
 }
 
 #[tokio::test]
+async fn e6_a_decode_engine_that_refuses_even_one_token_is_asked_for_it_once() {
+    let cluster = TestCluster::disaggregated(Dialect::Vllm, 1, 1).await.unwrap();
+    cluster.sims[1].set_faults(vec![Fault::always(FaultKind::Status { status: 400, retry_after: None })]);
+    let before = taken(&cluster, 1..2);
+    assert_eq!(ask(&cluster, &[], "a").await.status, 400);
+    cluster.at_rest().await.unwrap();
+    // E6.6, E6.7: once with the client's body, and once for one token
+    assert_eq!((taken(&cluster, 1..2) - before, lost(&cluster, "lost_no_decode_worker").await), (2, 1.0));
+}
+
+#[tokio::test]
 async fn e5_a_decode_engine_that_has_too_much_to_do_leaves_the_handoff_to_another_one() {
     for status in [503, 429] {
         let cluster = TestClusterBuilder::new()

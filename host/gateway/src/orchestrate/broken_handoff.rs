@@ -95,7 +95,8 @@ impl Drive {
     /// Avoids both workers of a handoff that broke. `is_unread`: the decode worker may not have read it, and
     /// is only spared. Otherwise what the prefill worker has of the prompt draws no further request, and a
     /// local prefill, where that is allowed, precedes another handoff of the same worker.
-    pub(super) fn suspect_pair(&mut self, prefill: &Candidate, is_unread: bool) {
+    pub(super) fn suspect_pair(&mut self, prefill: Option<&Candidate>, is_unread: bool) {
+        let Some(prefill) = prefill else { return };
         let id = prefill.worker_id();
         let decode = self.candidate(Leg::Decode).filter(|_| !is_unread).map(|decode| decode.worker.clone());
         let ranks = ranks_of([Some(&prefill.worker), decode.as_ref()]);
@@ -108,6 +109,14 @@ impl Drive {
         let forgivable = Some(id).filter(|_| !self.legs.may_fall_back());
         let answering = decode.map(|decode| decode.id());
         self.attempts.suspect(PerLeg { prefill: forgivable, answering }, ranks);
+    }
+
+    /// Notes a decode worker that refused even one token of a handoff that has to be consumed.
+    pub(super) fn note_declined(&mut self, leg: Leg, error: &CallError) {
+        let declines = self.legs.only_consumes() && error.is_refusal() && error.refusal().is_none();
+        if let Some(decode) = self.candidate(leg).filter(|_| declines).map(|decode| decode.worker.clone()) {
+            self.attempts.note_declined_handoff(ranks_of([Some(&decode), None]));
+        }
     }
 
     /// Suspects the decode worker too when the prefill leg of a pair timed out: the prefill engine waits for

@@ -293,9 +293,8 @@ impl Drive {
             Some(unread) if is_unread => self.attempts.note_unread((leg, unread.worker_id())),
             failed => self.attempts.note_failure(failed.as_ref().map(id_of)),
         }
-        if let Some(prefill) = &source {
-            self.suspect_pair(prefill, is_unread);
-        }
+        self.note_declined(leg, &error);
+        self.suspect_pair(source.as_ref(), is_unread);
         self.failed_span = self.runs[leg].span;
         if leg == Leg::Prefill && error.is_fault() {
             self.failed_prefill = candidate.as_ref().map(|prefill| (prefill.worker.id(), error.kind()));

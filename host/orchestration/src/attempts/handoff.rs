@@ -1,6 +1,6 @@
 //! A handoff that a decode worker has to take: how long it waits, and for which workers (E6).
 
-use pointsman_routing::{Committed, RouteError};
+use pointsman_routing::{CandidateId, Committed, RouteError};
 use pointsman_workers::Leg;
 use tokio::time::{Duration, Instant};
 
@@ -53,6 +53,13 @@ impl Attempts {
         self.asked_again = Some(self.asked_again.map_or(at, |first| first.min(at)));
     }
 
+    /// Notes that a decode worker with these ranks refused even one token of the handoff. It would again.
+    pub fn note_declined_handoff(&mut self, ranks: impl IntoIterator<Item = CandidateId>) {
+        let known = self.declined.len();
+        self.declined.extend(ranks);
+        self.tried.extend_from_slice(self.declined.get(known..).unwrap_or_default());
+    }
+
     /// Notes whether a client waits for the handoff. When none does any more, workers that refuse it are
     /// asked again until its lease ends.
     pub fn note_client(&mut self, waits: bool) {
@@ -83,16 +90,16 @@ impl Attempts {
 
     /// Starts another round when every decode worker refused the connection or the request. It begins when
     /// the first of those that are overloaded may be asked again, unless that is after `latest`. Overloaded
-    /// workers are asked again until then; others a few times.
+    /// workers are asked again until then, those that refuse one token never, and others a few times.
     fn start_handoff_round(&mut self, latest: Instant) -> bool {
         let may_ask = match self.asked_again {
             Some(at) => at < latest,
             None => self.rounds < MAX_HANDOFF_ROUNDS,
         };
-        let again = !self.tried.is_empty() && may_ask;
+        let again = may_ask && self.tried.iter().any(|id| !self.declined.contains(id));
         if again {
             self.rounds += u32::from(self.asked_again.is_none());
-            self.tried.clear();
+            self.tried.clone_from(&self.declined);
             self.wait_for_pause(Leg::Decode);
             if let (Some(at), Some(Waiting::Pause(until, _))) = (self.asked_again.take(), &mut self.waiting) {
                 *until = at.max(*until);

@@ -144,6 +144,21 @@ async fn e6_a_handoff_is_given_up_after_rounds_over_all_workers_and_at_the_end_o
     assert!(attempts.begin(2) && !attempts.lease_is_over() && attempts.committed(false).is_none());
 }
 
+#[tokio::test(start_paused = true)]
+async fn e6_a_worker_that_refuses_one_token_is_not_asked_again_with_those_that_may_recover() {
+    let mut attempts = Attempts::default();
+    attempts.commit(LEASE);
+    assert_eq!(refused(&mut attempts, &nobody()), AfterRefusal::RouteAgain);
+    let declines = [0, 1].map(|rank| (WorkerId(1), DpRank(rank)));
+    attempts.note_failure(Some(declines[0]));
+    attempts.note_declined_handoff(declines);
+    attempts.note_failure(Some((WorkerId(2), DpRank(0))));
+    assert_eq!(refused(&mut attempts, &nobody()), AfterRefusal::Wait);
+    // E6.6
+    assert_eq!(attempts.tried(), declines);
+    assert_eq!(refused(&mut attempts, &nobody()), AfterRefusal::GiveUp);
+}
+
 /// Returns which workers of a pair with two ranks each are tried again when both legs find no other.
 fn forgiven(suspects: PerLeg<Option<WorkerId>>, legs: [Leg; 2]) -> Vec<AfterRefusal> {
     let mut attempts = Attempts::default();
