@@ -183,6 +183,28 @@ async fn l1_the_tokens_of_a_stream_count_although_its_client_asks_for_no_usage()
 }
 
 #[tokio::test]
+async fn l1_the_prompt_of_an_sglang_chat_with_token_ids_is_those_ids() {
+    for (dialect, ids, tokens) in [
+        (Dialect::Sglang, json!(vec![7; 1_001]), 1_001),
+        (Dialect::Sglang, Value::Null, 8),
+        (Dialect::Vllm, json!(vec![7; 1_001]), 8),
+    ] {
+        let sim = SimConfig::instant(dialect, Role::Aggregated);
+        let cluster = cluster("[tenants.'*']\ninput_tokens_per_minute = 1000", sim).await;
+        let body = json!({ "model": "tiny", "max_tokens": 4, "input_ids": ids,
+            "messages": [{ "role": "user", "content": "hi" }] });
+        let route = cluster.client.post("/v1/route", &[], body.to_string()).await.unwrap().json().unwrap();
+        // L1.11
+        let measured = &route["legs"][0]["candidates"][0]["terms"]["prompt_tokens"];
+        assert_eq!(*measured, json!(tokens), "{dialect:?} {route}");
+        let reply = cluster.client.post("/v1/chat/completions", &[], body.to_string()).await.unwrap();
+        let expected = if tokens > 1_000 { (429, "rate_limit_exceeded") } else { (200, "") };
+        assert_eq!((reply.status.as_u16(), reply.code().as_str()), expected, "{dialect:?} {reply:?}");
+        cluster.at_rest().await.unwrap();
+    }
+}
+
+#[tokio::test]
 async fn l1_a_client_that_lies_about_its_tokens_gains_nothing() {
     let cluster = cluster("[tenants.'*']\noutput_tokens_per_minute = 1000", instant()).await;
     for most in [json!(9_223_372_036_854_775_808_u64), json!(-1), json!(0), json!(4_294_967_295_u64)] {

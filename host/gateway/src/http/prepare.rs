@@ -223,15 +223,19 @@ pub(super) async fn find_model(state: &State, request: &mut Arc<Request>) {
 }
 
 /// Returns whether a worker serves the request's model. `MODEL:ADAPTER` becomes the adapter (B3.9), and so
-/// does a model with an adapter of it in `lora_path` (A1.12, A1.16).
+/// does a model with an adapter of it in `lora_path` (A1.12, A1.16). The engines of a model decide what the
+/// prompt is (L1.11).
 pub(super) fn finds_model(request: &mut Arc<Request>, workers: &Snapshot) -> bool {
     if workers.serves(&request.model) {
         find_adapter(request, workers);
-        return true;
+    } else {
+        let Some(adapter) = workers.adapter_named(&request.model) else { return false };
+        if let Some(request) = Arc::get_mut(request) {
+            request.model = adapter.clone();
+        }
     }
-    let Some(adapter) = workers.adapter_named(&request.model) else { return false };
-    if let Some(request) = Arc::get_mut(request) {
-        request.model = adapter.clone();
+    if let Some(request) = Arc::get_mut(request).filter(|it| workers.is_only_on(Engine::Sglang, &it.model)) {
+        request.take_input_ids();
     }
     true
 }

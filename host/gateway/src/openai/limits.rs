@@ -22,12 +22,13 @@ const MAX_ITEMS: usize = 16_384;
 const TREES: [&str; 4] = ["messages", "tools", "documents", "chat_template_kwargs"];
 
 /// Fields that are lists or objects, with the limit of their elements.
-const LISTS: [(&str, usize); 9] = [
+const LISTS: [(&str, usize); 10] = [
     ("stop", 128),
     ("stop_token_ids", 1_024),
     ("bad_words", 1_024),
     ("logit_bias", 4_096),
     ("messages", MAX_ITEMS),
+    ("input_ids", MAX_TOKEN_IDS),
     ("tools", 1_024),
     ("functions", 1_024),
     ("documents", 1_024),

@@ -216,6 +216,17 @@ impl Request {
         Ok(parsed.traced(headers, rules))
     }
 
+    /// Takes `input_ids` for the prompt of a chat, as SGLang does (`entrypoints/openai/protocol.py`).
+    pub(crate) fn take_input_ids(&mut self) {
+        const KEY: &str = "input_ids";
+        let is_chat = self.endpoint == Endpoint::ChatCompletions;
+        let Some(ids) = self.body.get(KEY).filter(|ids| is_chat && *ids != "null") else { return };
+        if self.token_ids.is_none() {
+            (_, self.token_ids) = shape_of(KEY, ids, self.body.counts(KEY).items);
+        }
+        self.prompt_key = KEY;
+    }
+
     /// Returns the same request with another body for the engines. It is not routed: it has no token ids.
     #[must_use]
     pub(crate) fn with_body(&self, body: JsonBody) -> Arc<Self> {
