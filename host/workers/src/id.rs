@@ -104,17 +104,6 @@ impl Engine {
             Self::Openai => "openai",
         }
     }
-
-    /// Returns whether an unmodified engine of this kind can prefill without a handoff in this role. SGLang's
-    /// decode workers cannot; those of vLLM and TensorRT-LLM can.
-    #[must_use]
-    pub(crate) fn prefills_locally(self, role: Role) -> bool {
-        match role {
-            Role::Prefill => false,
-            Role::Aggregated => true,
-            Role::Decode => self != Self::Sglang,
-        }
-    }
 }
 
 impl ModelName {

@@ -43,6 +43,19 @@ pub enum KvTransport {
     P2pNccl,
 }
 
+impl KvTransport {
+    /// Returns whether an unmodified engine with this connector can prefill without a handoff in a role.
+    /// SGLang's decode workers cannot, nor those with P2pNccl, which wait without a deadline for the prefill
+    /// worker that a request id has to name. Others of vLLM and those of TensorRT-LLM can.
+    fn prefills_locally(self, engine: Engine, role: Role) -> bool {
+        match role {
+            Role::Prefill => false,
+            Role::Aggregated => true,
+            Role::Decode => engine != Engine::Sglang && self != Self::P2pNccl,
+        }
+    }
+}
+
 impl fmt::Display for KvTransport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

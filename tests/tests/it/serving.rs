@@ -242,11 +242,17 @@ async fn b1_without_a_prefill_worker_a_decode_worker_prefills_locally_where_it_c
     // B1.2, B1.3
     assert!(!text(&cluster, true).await.is_empty());
     assert_eq!(cluster.sims[0].state().requests.values().sum::<u64>(), 1);
-    // Stock SGLang decode workers cannot.
-    let cluster = TestCluster::disaggregated(Dialect::Sglang, 0, 1).await.unwrap();
-    let reply = cluster.client.post(CHAT, &[], chat(false)).await.unwrap();
-    // B1.4
-    assert_eq!((reply.status.as_u16(), reply.code()), (503, "no_worker".into()));
+    // Stock SGLang decode workers cannot, nor those with P2pNccl.
+    for (dialect, flag) in
+        [(Dialect::Sglang, ""), (Dialect::Vllm, ",transport=p2p_nccl,kv_addr=127.0.0.9:14580,role=decode")]
+    {
+        let role = if flag.is_empty() { Role::Decode } else { Role::Aggregated };
+        let builder = TestClusterBuilder::new().sim_with(SimConfig::instant(dialect, role), flag);
+        let cluster = builder.start().await.unwrap();
+        let reply = cluster.client.post(CHAT, &[], chat(false)).await.unwrap();
+        // B1.4
+        assert_eq!((reply.status.as_u16(), reply.code()), (503, "no_worker".into()), "{dialect:?}");
+    }
 }
 
 #[tokio::test]

@@ -53,9 +53,6 @@ impl WorkerSpec {
         let left_out = |fact| self.from_engine.contains(&fact);
         if let Some(role) = facts.role {
             settle(FactName::Role, left_out(FactName::Role), &mut spec.role, role)?;
-            if left_out(FactName::LocalPrefill) {
-                spec.local_prefill = spec.engine.prefills_locally(spec.role);
-            }
         }
         // vLLM itself chooses the rank where the operator says that it has one.
         let engine_chooses = spec.engine == Engine::Vllm && spec.dp_size == 1 && !left_out(FactName::DpSize);
@@ -89,6 +86,9 @@ impl WorkerSpec {
             if let Some(transport) = transport_of(facts) {
                 settle(FactName::Transport, left_out(FactName::Transport), &mut spec.transport, transport)?;
             }
+        }
+        if left_out(FactName::LocalPrefill) {
+            spec.local_prefill = spec.transport.prefills_locally(spec.engine, spec.role);
         }
         if left_out(FactName::KvCompatibility) {
             let hands_over = spec.role != Role::Aggregated && spec.transport == KvTransport::Nixl;

@@ -88,7 +88,7 @@ pub(super) struct RawSpec {
     /// Address that replays past events; {host}: host of the url.
     #[schemars(extend("x-position" = 17, "x-example" = "\"tcp://{host}:5558\""))]
     pub(super) kv_replay: Option<String>,
-    /// Whether the worker can prefill without a handoff; stock SGLang decode workers cannot.
+    /// Whether the worker can prefill without a handoff; decode workers of stock SGLang or with P2pNccl cannot.
     #[schemars(extend("x-position" = 22, "x-example" = "true"))]
     pub(super) local_prefill: Option<bool>,
     /// Whether a prefill in flight is closed when its client leaves; default: with NIXL of vLLM 0.33 and
@@ -285,6 +285,7 @@ impl RawSpec {
         let kv_transfer =
             self.kv_transfer.as_deref().map(|rule| transfer_rule(rule, &self.topology)).transpose()?;
         self.check_transport(engine, role)?;
+        let transport = self.transport.unwrap_or_default();
         let bootstrap_port = self.bootstrap_port();
         let mut taints = self.taints;
         taints
@@ -299,7 +300,7 @@ impl RawSpec {
             dp_size,
             first_rank: 0,
             bootstrap: Bootstrap { host: self.bootstrap_host, port: bootstrap_port },
-            transport: self.transport.unwrap_or_default(),
+            transport,
             kv_compatibility: self.kv_compatibility.map(Arc::from),
             labels: self.labels,
             taints,
@@ -309,7 +310,7 @@ impl RawSpec {
             kv_events: self.kv_events,
             kv_replay: self.kv_replay,
             kv_events_offset: (!from_engine.contains(&FactName::FirstRank)).then_some(0),
-            local_prefill: self.local_prefill.unwrap_or_else(|| engine.prefills_locally(role)),
+            local_prefill: self.local_prefill.unwrap_or_else(|| transport.prefills_locally(engine, role)),
             prefill_cancellable: self.prefill_cancellable,
             handoff_lease_s: in_range("handoff_lease_s", self.handoff_lease_s, MAX_HANDOFF_LEASE_S)?,
             max_concurrency: self.max_concurrency,

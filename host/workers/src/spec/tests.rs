@@ -32,11 +32,14 @@ fn a_url_without_a_port_gets_the_port_of_its_scheme() {
 }
 
 #[test]
-fn b1_sglang_decode_cannot_prefill_locally_by_default_and_vllm_can() {
+fn b1_decode_workers_of_sglang_and_with_p2p_nccl_cannot_prefill_locally_by_default() {
     let local = |flag: &str| WorkerSpec::parse_flag(flag).unwrap().local_prefill;
     // B1.3
     assert!(!local("role=decode,engine=sglang,url=http://a:1"));
     assert!(local("role=decode,engine=vllm,url=http://a:1"));
+    let p2p_nccl = "role=decode,engine=vllm,url=http://a:1,transport=p2p_nccl,kv_addr=a:2";
+    assert!(!local(p2p_nccl));
+    assert!(local(&format!("{p2p_nccl},local_prefill=true")));
     assert!(local("role=decode,engine=sglang,url=http://a:1,local_prefill=true"));
 }
 
