@@ -119,7 +119,7 @@ pub(crate) fn plan(
             Ok(RequestPlan { planned: planned.decode, decode_override, ..SINGLE })
         }
         plan => {
-            if matches!(plan, Plan::Local) {
+            if matches!(plan, Plan::Local) && purpose == Purpose::Route {
                 state.metrics.handoff("local_refused");
             }
             Ok(RequestPlan { shape: Shape::Remote, planned: None, decode_override })
