@@ -94,6 +94,9 @@ test("a component logs what it prints and says what to use instead of a system",
   writeFileSync(join(dir, "helper.mjs"), `${helper}inComponent((level, line) => globalThis.written.push([level, line]));`);
   const questions = {
     log: () => console.log("one", { two: 2 }, NaN, new Error("three")),
+    columns: () => console.log({ seed: 5n, costs: new Float32Array([1, 2]) }),
+    cycle: () => { const one = {}; one.one = one; console.log(one); },
+    facts: (call, facts) => console.log(facts),
     error: () => console.error("four"),
     warn: () => console.warn(5n),
     assert: () => [console.assert(true, "six"), console.assert(false, "seven")],
@@ -110,7 +113,7 @@ test("a component logs what it prints and says what to use instead of a system",
     import { scorer } from "./helper.mjs";
     const out = process.stdout, answers = {};
     const questions = { ${text} };
-    const { policy, scoring } = scorer({ name: "x", score: (call) => (questions[call.leg](), [0]) });
+    const { policy, scoring } = scorer({ name: "x", score: (call, facts) => (questions[call.leg](call, facts), [0]) });
     globalThis.written = [];
     policy.configure("{}");
     for (const leg of Object.keys(questions)) {
@@ -129,6 +132,9 @@ test("a component logs what it prints and says what to use instead of a system",
   assert.equal(stderr, "");
   assert.deepEqual(JSON.parse(stdout), {
     log: [["info", 'one {"two":2} NaN Error: three']],
+    columns: [["info", '{"seed":"5","costs":[1,2]}']],
+    cycle: [["info", "[object Object]"]],
+    facts: [["info", '{"rows":1}']],
     error: [["error", "four"]],
     warn: [["warn", "5n"]],
     assert: [["error", "seven"]],

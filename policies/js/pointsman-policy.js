@@ -356,7 +356,8 @@ function baseExports(rule, method) {
 /** Names a fact that a policy reads without asking for it; its value would be `undefined`. */
 const CHECKED = {
   get(facts, name) {
-    if (name in facts || typeof name === "symbol") return facts[name];
+    // A log line of the facts asks for `toJSON`.
+    if (name in facts || typeof name === "symbol" || name === "toJSON") return facts[name];
     throw new Error(`the policy does not ask for the fact \`${name}\`${suggestion(name, Object.keys(facts))}`);
   },
 };
@@ -431,7 +432,17 @@ const NO_ENTROPY = "a policy has no other randomness than its seed: use Math.ran
 
 /** Sends the console to the policy's log, and replaces what a component lacks: it would trap, and not say why. */
 function confine() {
-  const text = (value) => (typeof value === "string" ? value : value instanceof Error ? String(value) : shown(value));
+  const plain = (_, value) =>
+    typeof value === "bigint" ? String(value) : ArrayBuffer.isView(value) ? [...value] : value;
+  const text = (value) => {
+    if (typeof value === "string" || value instanceof Error) return String(value);
+    if (typeof value !== "object") return shown(value);
+    try {
+      return JSON.stringify(value, plain);
+    } catch {
+      return Object.prototype.toString.call(value);
+    }
+  };
   for (const name of Object.keys(console)) {
     console[name] = (...values) => {
       if (name !== "assert" || !values.shift()) log(LEVELS[name] ?? "info", values.map(text).join(" "));
@@ -448,6 +459,7 @@ function confine() {
   replace(Date, "Date.", ["now"], NO_CLOCK);
   globalThis.Date = new Proxy(Date, {
     apply: absent("Date", NO_CLOCK),
-    construct: (date, given) => (given.length ? new date(...given) : absent("new Date", NO_CLOCK)()),
+    construct: (date, given, target) =>
+      given.length ? Reflect.construct(date, given, target) : absent("new Date", NO_CLOCK)(),
   });
 }

@@ -494,6 +494,9 @@ def _confine(module: dict) -> None:
         for name in names.split():
             if hasattr(sys.modules.get(place), name):
                 replace(sys.modules[place], name, _absent(name.lstrip("_"), advice))
+    for name, place in WITH_TIME.items():
+        if "time" in sys.modules:
+            replace(sys.modules["time"], name, _with_time(getattr(sys.modules["time"], name), name, place))
     if "datetime" in sys.modules:
         datetime, now = sys.modules["datetime"], staticmethod(_absent("datetime.now", NO_CLOCK))
         replace(datetime, "datetime", type("datetime", (datetime.datetime,), {"now": now, "utcnow": now}))
@@ -513,6 +516,7 @@ NO_EXIT = "a policy cannot exit: return an answer or raise an exception"
 # Functions that need a system, by module, and what to use instead.
 ABSENT = [
     ("time", "time time_ns monotonic monotonic_ns perf_counter perf_counter_ns process_time process_time_ns", NO_CLOCK),
+    ("time", "clock_gettime clock_gettime_ns thread_time thread_time_ns", NO_CLOCK),
     ("time", "sleep", "a policy cannot wait: answer at once"),
     ("builtins", "open input", NO_FILES),
     ("io", "open open_code", NO_FILES),
@@ -523,6 +527,8 @@ ABSENT = [
     ("os", "_exit", NO_EXIT),
     ("sys", "exit", NO_EXIT),
 ]
+# Functions of `time` that read the clock without their argument at this place.
+WITH_TIME = {"localtime": 0, "gmtime": 0, "ctime": 0, "asctime": 0, "strftime": 1}
 
 
 def _absent(name: str, advice: str):
@@ -530,6 +536,13 @@ def _absent(name: str, advice: str):
         raise OSError(f"{name}(): {advice}")
 
     return refuse
+
+
+def _with_time(function, name: str, place: int):
+    def checked(*args):
+        return function(*args) if len(args) > place and args[place] is not None else _absent(name, NO_CLOCK)()
+
+    return checked
 
 
 def _seeded(seed):

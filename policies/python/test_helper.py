@@ -65,6 +65,8 @@ questions = {
     "open": lambda: open(os.devnull),
     "time": lambda: time.time(),
     "monotonic": lambda: monotonic(),
+    "localtime": lambda: time.localtime(),
+    "gmtime": lambda: time.gmtime(0),
     "now": lambda: datetime.datetime.now(),
     "today": lambda: datetime.date.today(),
     "sleep": lambda: time.sleep(0),
@@ -99,6 +101,8 @@ stderr: [0.0] [('error', 'four')]
 open: OSError: open(): a policy has no files: put the values into its settings []
 time: OSError: time(): a policy has no clock: use call.now_us []
 monotonic: OSError: monotonic(): a policy has no clock: use call.now_us []
+localtime: OSError: localtime(): a policy has no clock: use call.now_us []
+gmtime: [0.0] []
 now: OSError: datetime.now(): a policy has no clock: use call.now_us []
 today: OSError: time(): a policy has no clock: use call.now_us []
 sleep: OSError: sleep(): a policy cannot wait: answer at once []

@@ -17,7 +17,8 @@ use pointsman_routing::Failure;
 
 use crate::{engine::PolicyEngine, instance::Instance};
 
-/// Makes configured instances that served one call; never called while a request waits.
+/// Makes configured instances that served one call; never called while a request waits, unless
+/// [`Limits::rebuild_in_call`](crate::Limits) is set.
 pub(crate) type Build = dyn Fn() -> Result<Instance, String> + Send + Sync;
 
 /// The warm instances of one policy.

@@ -26,13 +26,15 @@ async fn slot(cluster: &TestCluster, kind: &str) -> Value {
 }
 
 async fn until_policy(cluster: &TestCluster, name: &str) {
-    for _ in 0..2_000 {
-        if ask(cluster).await.contains(name) {
-            return;
+    // A compile takes seconds while other tests run.
+    let served = async {
+        while !ask(cluster).await.contains(name) {
+            tokio::time::sleep(Duration::from_millis(2)).await;
         }
-        tokio::time::sleep(Duration::from_millis(2)).await;
-    }
-    panic!("{name} never served");
+    };
+    tokio::time::timeout(Duration::from_secs(60), served)
+        .await
+        .unwrap_or_else(|_| panic!("{name} never served"));
 }
 
 #[tokio::test]

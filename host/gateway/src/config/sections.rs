@@ -91,7 +91,8 @@ pub struct Limits {
     #[key(default = 256)]
     pub realtime_connections: usize,
     /// Bytes of the bodies of all requests in flight, and of whole answers; at least 8/7 of
-    /// server.max_body_bytes. The default is at most a quarter of the control group's memory limit.
+    /// server.max_body_bytes. The default is at most a quarter of the control group's memory limit, but
+    /// one such body fits.
     #[key(default = 512 * 1024 * 1024)]
     pub body_bytes_in_flight: usize,
     /// Bytes of an engine's answer that is not streamed; beyond it: 502.
