@@ -66,7 +66,7 @@ fn decided(one: &Decision) -> String {
     let by = &one.decider;
     let how = match (by.by.as_str(), one.refused.as_ref().map(|refused| &*refused.code)) {
         ("policy", Some("nobody_left")) => String::new(),
-        ("policy", Some("policy_failed")) => format!(" {it} failed."),
+        ("policy", Some("policy_failed")) => format!(" {it} gave no usable answer."),
         ("policy", _) => " It decided.".to_owned(),
         ("native", _) => {
             format!(" The native selector `{}` decided.", by.mode.as_deref().unwrap_or("default"))

@@ -116,6 +116,12 @@ fn t2_each_reason_for_a_fallback_has_its_own_words() {
         assert!(text.contains(&format!(" {words}")), "{text}");
         assert!(text.contains(", and the native fallback decided.\n"), "{text}");
     }
+    let text = explain(&receipt(|receipt| {
+        receipt["refused"] = json!({ "code": "policy_failed", "detail": "routing policy failed" });
+    }));
+    // T2.1
+    assert!(text.contains(" It gave no usable answer.\n"), "{text}");
+    assert!(text.contains("No candidate was chosen: routing policy failed (policy_failed)."), "{text}");
 }
 
 #[test]

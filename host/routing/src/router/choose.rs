@@ -242,7 +242,7 @@ fn fall_back(on_failure: OnFailure, reason: &'static str, detail: String) -> Res
         OnFailure::Fallback => Ok(Choice::FallBack { reason, detail }),
         OnFailure::Shed => {
             let shed = ShedReason { status: 429, reason: "routing policy failed".into() };
-            Err(NotChosen::by_policy(RouteError::Shed(shed), "shed"))
+            Err(NotChosen::by_policy(RouteError::Shed(shed), "policy_failed"))
         }
         OnFailure::Reject => Err(NotChosen::by_policy(RouteError::PolicyFailed(reason), "policy_failed")),
     }
