@@ -505,10 +505,19 @@ async fn h6_a_feed_is_not_live_while_its_last_three_messages_cannot_be_read() {
     let skipped = rmp_serde::to_vec(&json!([1.0, [{"type": "BlockMoved"}], 0])).expect("msgpack");
     engine.send(&[b"kv-events", &16_u64.to_be_bytes(), &skipped]).await;
     feed.expect(&[Unknown, Live(true)]).await;
-    // A new connection alone does not end it.
+    // Stored blocks that cannot be read are lost.
+    let lost = json!({"type": "BlockStored", "block_hashes": "x", "token_ids": [1], "block_size": 1});
+    let lost = rmp_serde::to_vec(&json!([1.0, [lost], 0])).expect("msgpack");
     for seq in 17..20_u64 {
+        engine.send(&[b"kv-events", &seq.to_be_bytes(), &lost]).await;
+        feed.expect(if seq < 19 { &[Unknown] } else { &[Live(false), Unknown] }).await;
+    }
+    engine.publish(20).await;
+    feed.expect(&[Got(20), Live(true)]).await;
+    // A new connection alone does not end it.
+    for seq in 21..24_u64 {
         engine.send(&[b"kv-events", &seq.to_be_bytes(), b"{}"]).await;
-        feed.expect(if seq < 19 { &unreadable[1..] } else { &unreadable }).await;
+        feed.expect(if seq < 23 { &unreadable[1..] } else { &unreadable }).await;
     }
     let endpoint = engine.close().await;
     feed.expect(&[Live(false), Forget("disconnected")]).await;

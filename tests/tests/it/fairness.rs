@@ -184,15 +184,17 @@ async fn l1_the_tokens_of_a_stream_count_although_its_client_asks_for_no_usage()
 
 #[tokio::test]
 async fn l1_the_prompt_of_an_sglang_chat_with_token_ids_is_those_ids() {
-    for (dialect, ids, tokens) in [
-        (Dialect::Sglang, json!(vec![7; 1_001]), 1_001),
-        (Dialect::Sglang, Value::Null, 8),
-        (Dialect::Vllm, json!(vec![7; 1_001]), 8),
+    let long = "word ".repeat(2_000);
+    for (dialect, ids, text, tokens) in [
+        (Dialect::Sglang, json!(vec![7; 1_001]), "hi", 1_001),
+        (Dialect::Sglang, json!([7]), &long, 2_507),
+        (Dialect::Sglang, Value::Null, "hi", 8),
+        (Dialect::Vllm, json!(vec![7; 1_001]), "hi", 8),
     ] {
         let sim = SimConfig::instant(dialect, Role::Aggregated);
         let cluster = cluster("[tenants.'*']\ninput_tokens_per_minute = 1000", sim).await;
         let body = json!({ "model": "tiny", "max_tokens": 4, "input_ids": ids,
-            "messages": [{ "role": "user", "content": "hi" }] });
+            "messages": [{ "role": "user", "content": text }] });
         let route = cluster.client.post("/v1/route", &[], body.to_string()).await.unwrap().json().unwrap();
         // L1.11
         let measured = &route["legs"][0]["candidates"][0]["terms"]["prompt_tokens"];

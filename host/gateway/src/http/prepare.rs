@@ -205,10 +205,12 @@ async fn read(
     Ok(request)
 }
 
-/// Checks that engines take the limit of output tokens: to some, -1 is none (A5.19).
+/// Checks that engines take the limit of output tokens: to some, -1 is none (A5.19). A model without workers
+/// has an error of its own.
 pub(super) fn check_limits(request: &Request, workers: &Snapshot) -> Result<(), RequestError> {
+    let (model, engine) = (&request.model, Engine::Openai);
     match sampling::check_limits(request.endpoint, &request.body) {
-        Err(_) if workers.is_only_on(Engine::Openai, &request.model) => Ok(()),
+        Err(_) if !workers.serves(model) || workers.is_only_on(engine, model) => Ok(()),
         checked => checked,
     }
 }

@@ -216,15 +216,16 @@ impl Request {
         Ok(parsed.traced(headers, rules))
     }
 
-    /// Takes `input_ids` for the prompt of a chat, as SGLang does (`entrypoints/openai/protocol.py`).
+    /// Takes `input_ids` for the prompt of a chat, as SGLang does, unless the messages are far longer (L1.11).
     pub(crate) fn take_input_ids(&mut self) {
-        const KEY: &str = "input_ids";
-        let is_chat = self.endpoint == Endpoint::ChatCompletions;
-        let Some(ids) = self.body.get(KEY).filter(|ids| is_chat && *ids != "null") else { return };
+        let (key, items) = ("input_ids", self.body.counts("input_ids").items);
+        let messages = self.body.get(self.prompt_key).map_or(0, str::len);
+        let is_prompt = self.endpoint == Endpoint::ChatCompletions && messages <= items.saturating_mul(4);
+        let Some(ids) = self.body.get(key).filter(|ids| is_prompt && *ids != "null") else { return };
         if self.token_ids.is_none() {
-            (_, self.token_ids) = shape_of(KEY, ids, self.body.counts(KEY).items);
+            (_, self.token_ids) = shape_of(key, ids, items);
         }
-        self.prompt_key = KEY;
+        self.prompt_key = key;
     }
 
     /// Returns the same request with another body for the engines. It is not routed: it has no token ids.

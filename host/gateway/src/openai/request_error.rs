@@ -30,7 +30,10 @@ impl RequestError {
 pub(crate) fn read<T: DeserializeOwned>(body: &JsonBody, key: &str) -> Result<Option<T>, RequestError> {
     body.read(key).map_err(|error| {
         let shown: String = body.get(key).unwrap_or_default().chars().take(60).collect();
+        let problem = error.to_string();
+        // The place is one within the value.
+        let problem = problem.rsplit_once(" at line ").map_or(&*problem, |(problem, _)| problem);
         // serde quotes values and unknown names whole.
-        RequestError::new(key, &format!("`{shown}`: {}", shortened(&error.to_string())))
+        RequestError::new(key, &format!("`{shown}`: {}", shortened(problem)))
     })
 }

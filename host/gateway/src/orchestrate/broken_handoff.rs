@@ -74,7 +74,9 @@ impl Drive {
 
     /// A local prefill broke: the handoff that broke before it in the same way is not the cause.
     fn acquit_handoff(&self, error: &CallError) {
-        let is_same = |broken: &&BrokenHandoff| error.breaks_engine() && broken.way == way_of(error);
+        let is_same = |broken: &&BrokenHandoff| {
+            error.breaks_engine() && broken.way == way_of(error) && !broken.prefill.is_failing()
+        };
         let broken = self.broken_handoff.as_ref().filter(is_same);
         let both = broken.into_iter().flat_map(|broken| [&broken.prefill, &broken.decode]);
         both.for_each(|worker| worker.note_handoff_taken());
@@ -86,6 +88,7 @@ impl Drive {
         prefill.worker.charge_as_source();
         prefill.load().observe_outcome(false);
         if !was_failing && prefill.worker.is_failing() {
+            self.state.quarantine.acquit_explained(prefill.worker_id());
             let (request, worker) = (&self.account.request_id, prefill.worker_id());
             let (decode, kind) = (decode.worker_id(), error.kind());
             tracing::warn!(request, %worker, %decode, kind, "worker put aside: decode workers break on its handoffs");

@@ -34,7 +34,7 @@ impl Drive {
             worker: candidate.worker.id(),
             leg: same,
             way: way_of(error),
-            blames_prefill: at_fault.is_some(),
+            blames_prefill: at_fault.map(Candidate::worker_id),
             is_first: self.broken_handoff.is_none(),
         };
         let is_poison = self.state.quarantine.note(hash, broke, self.state.settings.quarantine);

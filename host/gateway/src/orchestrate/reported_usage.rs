@@ -19,6 +19,9 @@ impl Drive {
     /// Records the cached tokens that the prefill leg reported, also in an answer of decode that came before.
     pub(crate) fn prefill_reported(&mut self, cached_tokens: Option<u32>) {
         self.cached_tokens = cached_tokens;
+        if cached_tokens.is_none() {
+            return;
+        }
         if let Some(mut whole) = self.whole.take() {
             let (seen, _) = self.look_at_whole(whole.body());
             let edited = relay::edit(whole.body(), &seen, cached_tokens, self.request.endpoint.format());

@@ -65,8 +65,8 @@ pub(crate) struct Broke {
     pub(crate) leg: Leg,
     /// Stable label of the failure.
     pub(crate) way: &'static str,
-    /// Whether the prefill worker of its handoff is to blame, unless the body is.
-    pub(crate) blames_prefill: bool,
+    /// The prefill worker of its handoff that is to blame, unless the body is.
+    pub(crate) blames_prefill: Option<WorkerId>,
     /// Whether it is the first failure of its request.
     pub(crate) is_first: bool,
 }
@@ -122,9 +122,11 @@ impl Quarantine {
             before.filter(|Entry { broke: before, .. }| (before.leg, before.way) == (broke.leg, broke.way));
         let is_other = same.is_some_and(|same| same.broke.worker != broke.worker);
         let by_two = is_other || same.is_some_and(|same| same.by_two);
-        let repeats = by_two && broke.is_first && same.is_some_and(|same| same.broke.blames_prefill);
-        let refused =
-            before.is_some_and(|before| before.refused) || repeats || (is_other && !broke.blames_prefill);
+        let repeats =
+            by_two && broke.is_first && same.is_some_and(|same| same.broke.blames_prefill.is_some());
+        let refused = before.is_some_and(|before| before.refused)
+            || repeats
+            || (is_other && broke.blames_prefill.is_none());
         table.entries.insert(hash, Entry { broke, by_two, until: now + keep, refused });
         if before.is_none() {
             table.order.push_back(hash);
@@ -135,6 +137,15 @@ impl Quarantine {
         }
         self.len.store(table.entries.len(), Ordering::Relaxed);
         refused
+    }
+
+    /// Acquits the bodies whose failures a prefill worker explains, which turned out to be broken.
+    pub(crate) fn acquit_explained(&self, prefill: WorkerId) {
+        let mut table = self.table.lock();
+        let Table { entries, order } = &mut *table;
+        entries.retain(|_, entry| entry.broke.blames_prefill != Some(prefill));
+        order.retain(|hash| entries.contains_key(hash));
+        self.len.store(entries.len(), Ordering::Relaxed);
     }
 
     /// Acquits a body that was served, also if it is refused: the request was sent before.
@@ -185,7 +196,7 @@ mod tests {
     const KEEP: Duration = Duration::from_secs(60);
 
     fn broke(worker: u64, kind: &'static str) -> Broke {
-        Broke { worker: WorkerId(worker), leg: Leg::Decode, way: kind, blames_prefill: false, is_first: true }
+        Broke { worker: WorkerId(worker), leg: Leg::Decode, way: kind, blames_prefill: None, is_first: true }
     }
 
     #[tokio::test(start_paused = true)]
@@ -205,7 +216,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn failures_that_a_prefill_worker_explains_count_with_one_of_another_request() {
-        let explained = |worker| Broke { blames_prefill: true, ..broke(worker, "broken") };
+        let explained = |worker| Broke { blames_prefill: Some(WorkerId(9)), ..broke(worker, "broken") };
         let again = |broke| Broke { is_first: false, ..broke };
         let table = Quarantine::default();
         let refuses = |hash, all: &[Broke]| all.iter().fold(false, |_, broke| table.note(hash, *broke, KEEP));
@@ -213,6 +224,11 @@ mod tests {
         assert!(!refuses(1, &[broke(1, "broken"), again(explained(2))]));
         // I4.7
         assert!(refuses(1, &[explained(2)]));
+        table.acquit_explained(WorkerId(8));
+        assert_eq!(table.refuses(1), Some(KEEP));
+        // I4.8
+        table.acquit_explained(WorkerId(9));
+        assert_eq!(table.refuses(1), None);
         // I4.7: the worker may be broken
         assert!(!refuses(2, &[explained(1), explained(1), broke(1, "broken")]));
         assert!(!refuses(3, &[explained(1), again(explained(2)), broke(3, "status_5xx")]));

@@ -13,7 +13,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use prefix_index::events::{Batch, Sequencer, Step, decode_batch};
+use prefix_index::events::{Batch, KvEvent, Sequencer, Step, decode_batch};
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
@@ -286,10 +286,13 @@ impl Feed {
         }
         match decode_batch(payload) {
             Ok(batch) => {
-                self.unreadable = 0;
                 counters.events.fetch_add(batch.events.len() as u64, Relaxed);
                 if origin == Origin::Live {
                     counters.lag_ms.store(lag_ms(batch.ts), Relaxed);
+                }
+                match batch.events.iter().find_map(unread_blocks) {
+                    Some(name) => self.note_unreadable(name),
+                    None => self.unreadable = 0,
                 }
                 self.sink.apply(batch);
             }
@@ -300,7 +303,7 @@ impl Feed {
         }
     }
 
-    /// Counts a message or reply that cannot be decoded.
+    /// Counts a message or reply that cannot be decoded, or not what it says of stored blocks.
     fn note_unreadable(&mut self, error: &str) {
         tracing::debug!(endpoint = %self.config.endpoint, error, "kv event batch malformed");
         self.config.counters.decode_errors.fetch_add(1, Relaxed);
@@ -349,4 +352,12 @@ fn lag_ms(ts: f64) -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     Duration::try_from_secs_f64(ts)
         .map_or(0, |sent| u64::try_from(now.saturating_sub(sent).as_millis()).unwrap_or(u64::MAX))
+}
+
+/// The name of an event of stored blocks in an unknown form: what the engine has cached stays unknown.
+fn unread_blocks(event: &KvEvent) -> Option<&str> {
+    match event {
+        KvEvent::Unknown(name) if name.starts_with("BlockStored ") => Some(name),
+        _ => None,
+    }
 }

@@ -226,22 +226,21 @@ impl RawSpec {
         }
     }
 
-    /// Checks the keys that a vLLM transport requires.
-    fn check_transport(&self, engine: Engine, role: Role) -> Result<(), SpecError> {
+    /// Returns the transport, when the keys are there that vLLM requires with it.
+    fn checked_transport(&self, engine: Engine, role: Role) -> Result<KvTransport, SpecError> {
+        let transport = self.transport.unwrap_or_default();
         if engine != Engine::Vllm || role == Role::Aggregated {
-            return Ok(());
+            return Ok(transport);
         }
-        match self.transport {
-            Some(KvTransport::P2pNccl) if self.kv_addr.is_none() => {
+        match transport {
+            KvTransport::P2pNccl if self.kv_addr.is_none() => {
                 Err(error("kv_addr", "is missing: transport p2p_nccl needs it in the request id".to_owned()))
             }
-            Some(KvTransport::Mooncake) if role == Role::Prefill && self.bootstrap_port.is_none() => {
-                Err(error(
-                    "bootstrap_port",
-                    "is missing: transport mooncake reads the engine id there".to_owned(),
-                ))
-            }
-            _ => Ok(()),
+            KvTransport::Mooncake if role == Role::Prefill && self.bootstrap_port.is_none() => Err(error(
+                "bootstrap_port",
+                "is missing: transport mooncake reads the engine id there".to_owned(),
+            )),
+            _ => Ok(transport),
         }
     }
 
@@ -284,8 +283,7 @@ impl RawSpec {
         }
         let kv_transfer =
             self.kv_transfer.as_deref().map(|rule| transfer_rule(rule, &self.topology)).transpose()?;
-        self.check_transport(engine, role)?;
-        let transport = self.transport.unwrap_or_default();
+        let transport = self.checked_transport(engine, role)?;
         let bootstrap_port = self.bootstrap_port();
         let mut taints = self.taints;
         taints
