@@ -216,7 +216,7 @@ impl Request {
         Ok(parsed.traced(headers, rules))
     }
 
-    /// Takes `input_ids` for the prompt of a chat, as SGLang does, unless the messages are far longer (L1.11).
+    /// Takes `input_ids` for a chat's prompt, as SGLang does, unless the messages are far longer (L1.11).
     pub(crate) fn take_input_ids(&mut self) {
         let (key, items) = ("input_ids", self.body.counts("input_ids").items);
         let messages = self.body.get(self.prompt_key).map_or(0, str::len);

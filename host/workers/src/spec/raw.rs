@@ -88,7 +88,8 @@ pub(super) struct RawSpec {
     /// Address that replays past events; {host}: host of the url.
     #[schemars(extend("x-position" = 17, "x-example" = "\"tcp://{host}:5558\""))]
     pub(super) kv_replay: Option<String>,
-    /// Whether the worker can prefill without a handoff; decode workers of stock SGLang or with P2pNccl cannot.
+    /// Whether the worker can prefill without a handoff; decode workers of stock SGLang or with P2pNccl
+    /// cannot.
     #[schemars(extend("x-position" = 22, "x-example" = "true"))]
     pub(super) local_prefill: Option<bool>,
     /// Whether a prefill in flight is closed when its client leaves; default: with NIXL of vLLM 0.33 and
