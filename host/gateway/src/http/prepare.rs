@@ -205,8 +205,8 @@ async fn read(
     Ok(request)
 }
 
-/// Checks that engines take the limit of output tokens: to some, -1 is none (A5.19). A model without workers
-/// has an error of its own.
+/// Refuses an output limit of -1, unless all engines of the model take it for "no limit" (A5.19). A model
+/// without workers has an error of its own.
 pub(super) fn check_limits(request: &Request, workers: &Snapshot) -> Result<(), RequestError> {
     let (model, engine) = (&request.model, Engine::Openai);
     match sampling::check_limits(request.endpoint, &request.body) {

@@ -16,7 +16,7 @@ use crate::{
 /// The field of `/generate`, and of vLLM's endpoint for token ids, that has the parameters.
 const PARAMETERS: &str = "sampling_params";
 
-/// The limit of output tokens that is none to some engines, such as llama.cpp and Ollama (A5.19).
+/// The value of an output limit that means "no limit" to llama.cpp and Ollama (A5.19).
 const NO_LIMIT: &str = "-1";
 
 /// The output that a request asks for.
@@ -111,8 +111,9 @@ fn limit_keys(endpoint: Endpoint) -> [&'static str; 2] {
 /// [`RequestError`] names the field.
 pub(crate) fn check_limits(endpoint: Endpoint, body: &JsonBody) -> Result<(), RequestError> {
     let is_parameter = matches!(endpoint, Endpoint::Generate | Endpoint::GenerateTokens);
-    let mut keys = limit_keys(endpoint).into_iter().filter(|_| !is_parameter);
-    keys.try_for_each(|key| number(body, key).map(drop))
+    // Other values were read before.
+    let is_no_limit = |key: &&str| !is_parameter && body.get(key) == Some(NO_LIMIT);
+    limit_keys(endpoint).into_iter().filter(is_no_limit).try_for_each(|key| number(body, key).map(drop))
 }
 
 fn number(body: &JsonBody, key: &str) -> Result<Option<u32>, RequestError> {
