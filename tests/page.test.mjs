@@ -301,6 +301,13 @@ test("why legs come to a worker is told by who decided and what was cached", () 
   assert.deepEqual(requests.hits([{ outcome: outcome() }, { outcome: null }]), { reported: 0.5, predicted: 0.6 });
 });
 
+test("the digests of a lane's filters stand before the one of the policy that ranks", () => {
+  const part = (world, digest) => ({ world, policy: world, version: "1", digest });
+  // T1.2
+  assert.equal(slot.digests({ digest: "9e9a0011223344", parts: [part("filter", "aabbccddeeff00"), part("scorer", "9e9a0011223344"), part("scorer", "77")] }), "aabbccdd+9e9a0011");
+  assert.equal(slot.digests({ digest: null, parts: [] }), "");
+});
+
 test("the state of a slot's policies shows how full it is", () => {
   assert.equal(slot.usage({ entries: 90, entries_limit: 100, bytes: 1024, bytes_limit: 4096 }).textContent, "90 keys, 90 % full");
 });

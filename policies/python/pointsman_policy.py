@@ -289,6 +289,8 @@ def export(policy_class, module: dict) -> None:
                 policy = configured(policy_class, settings)
             except BaseException as problem:
                 raise Err(_told(problem) if not isinstance(problem, ValueError) else str(problem)) from problem
+            finally:
+                _flush()
             state["policy"] = policy
             return wit.Wants(list(policy.request_facts), list(policy.worker_facts))
 
@@ -448,8 +450,13 @@ def _guarded(types, call, answer, shed=None):
     except BaseException as problem:  # an exception that left the guest would destroy the instance
         raise Err(types.Error_Internal(_told(problem))) from problem
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        _flush()
+
+
+def _flush() -> None:
+    """Writes what was printed without a line break at its end."""
+    sys.stdout.flush()
+    sys.stderr.flush()
 
 
 class _Log(io.TextIOBase):

@@ -81,12 +81,25 @@ questions = {
 }
 
 class Rule(pp.Policy):
+    settings = {"wrong": False}
+
+    def configure(self, settings):
+        print("configured", settings["wrong"], end="")
+        if settings["wrong"]:
+            raise ValueError("wrong")
+
     def score(self, call, facts):
         questions[call.leg]()
         return [0.0]
 
 pp.export(Rule, globals())
-Policy().configure("{}")
+for settings in ("{}", '{"wrong": true}'):
+    try:
+        Policy().configure(settings)
+    except pp.Err as error:
+        out.write(f"{error}\n")
+    out.write(f"{settings}: {written}\n")
+    written.clear()
 for question in questions:
     try:
         answer = Scoring().score(pp.Call(leg=question, rows=1), [])
@@ -96,6 +109,9 @@ for question in questions:
     written.clear()
 """
 LOGGED = """\
+{}: [('info', 'configured False')]
+wrong
+{"wrong": true}: [('info', 'configured True')]
 print: [0.0] [('info', 'one'), ('info', 'two 3')]
 stderr: [0.0] [('error', 'four')]
 open: OSError: open(): a policy has no files: put the values into its settings []

@@ -60,7 +60,8 @@ fn asked(one: &Decision) -> String {
 }
 
 fn decided(one: &Decision) -> String {
-    let called: Vec<&Stage> = one.stages.iter().filter(|stage| stage.policy.is_some()).collect();
+    let stages = one.stages.iter().chain(&one.called);
+    let called: Vec<&Stage> = stages.filter(|stage| stage.policy.is_some()).collect();
     let ended_in_filter = called.last().is_some_and(|stage| is_filter(stage));
     let it = if ended_in_filter { "The filter" } else { "It" };
     let by = &one.decider;
@@ -98,8 +99,12 @@ fn program(one: &Decision, called: &[&Stage], ended_in_filter: bool) -> String {
     let nobody_left = one.refused.as_ref().is_some_and(|refused| refused.code == "nobody_left");
     let filters =
         called.iter().enumerate().take_while(|(_, stage)| is_filter(stage)).map(|(place, stage)| {
-            let kept = called.get(place + 1).map(|next| next.rows).or(nobody_left.then_some(0));
-            let kept = kept.map(|kept| format!(", which kept {kept} of {}", stage.rows)).unwrap_or_default();
+            let kept = match called.get(place + 1) {
+                Some(next) => next.rows,
+                None => nobody_left.then_some(0),
+            };
+            let kept = kept.zip(stage.rows).map(|(kept, rows)| format!(", which kept {kept} of {rows}"));
+            let kept = kept.unwrap_or_default();
             let name = stage.policy.as_deref().unwrap_or_default();
             format!("filter {name} (digest {}){kept}", short(&stage.digest))
         });

@@ -27,7 +27,7 @@ pub use drain::{after_drain, after_undrain};
 pub use explain::sentences;
 pub use gateway::{Gateway, GatewayArgs, query, segment, unreachable};
 pub(crate) use pointsman_cli::{conclude, print};
-pub use status::{quantiles, requests, short, trials};
+pub use status::{digests, quantiles, requests, trials};
 
 /// How every command ends; the end of the help of each.
 pub const EXIT_CODES: &str = "\

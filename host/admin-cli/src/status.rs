@@ -163,7 +163,7 @@ fn slots(slots: &[Slot]) -> Table {
             slot.model.clone().unwrap_or_else(|| "all".to_owned()),
             policy,
             slot.generation.to_string(),
-            digests(slot.digest.as_deref(), &slot.parts),
+            digests(slot.digest.as_deref(), &slot.parts, usize::MAX),
             if slot.breaker_open { "breaker open".to_owned() } else { slot.state.clone() },
             slot.calls.to_string(),
             slot.failures.to_string(),
@@ -173,16 +173,22 @@ fn slots(slots: &[Slot]) -> Table {
     table
 }
 
+/// Shown characters of a digest.
+const SHORT: usize = 12;
+
 /// The first characters of a digest.
-#[must_use]
-pub fn short(digest: &str) -> String {
-    digest.chars().take(12).collect()
+pub(crate) fn short(digest: &str) -> String {
+    digest.chars().take(SHORT).collect()
 }
 
-/// The digests of the filters and of the policy that ranks, in short.
-pub(crate) fn digests(ranker: Option<&str>, parts: &[Part]) -> String {
+/// The digests of the filters and of the policy that ranks, in short. They share `columns`, and have at least
+/// four characters each.
+#[must_use]
+pub fn digests(ranker: Option<&str>, parts: &[Part], columns: usize) -> String {
     let filters = parts.iter().filter(|part| part.world == "filter").map(|part| &*part.digest);
-    let all: Vec<String> = filters.chain(ranker).map(short).collect();
+    let all: Vec<&str> = filters.chain(ranker).collect();
+    let each = (columns.saturating_add(1) / all.len().max(1)).saturating_sub(1).clamp(4, SHORT);
+    let all: Vec<String> = all.iter().map(|digest| digest.chars().take(each).collect()).collect();
     if all.is_empty() { NONE.to_owned() } else { all.join("+") }
 }
 

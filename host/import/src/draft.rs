@@ -7,6 +7,9 @@ use crate::report::{is_hidden, plain};
 /// Columns up to which a comment stands beside its key.
 const WIDTH: usize = 110;
 
+/// The table of the decode override.
+pub(crate) const DECODE_OVERRIDE: &str = "policies.slots.decode-override";
+
 /// A configuration file in the making.
 #[derive(Debug, Default)]
 pub(crate) struct Draft {
@@ -92,6 +95,13 @@ impl Draft {
         if let Some(section) = elements.find(|section| section.lines.iter().any(is_it)) {
             change(section);
         }
+    }
+
+    /// Writes a decode override that prefills every prompt remotely. Without one, the default of the
+    /// gateway's release would decide.
+    pub(crate) fn always_remote(&mut self, source: impl AsRef<str>) {
+        self.set(DECODE_OVERRIDE, "builtin", "conditional-disagg", source);
+        self.set(&format!("{DECODE_OVERRIDE}.settings"), "enabled", false, "every prefill is remote");
     }
 
     /// Adds a line that is commented out.

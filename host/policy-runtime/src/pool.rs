@@ -7,7 +7,7 @@ use std::{
     cell::Cell,
     sync::{
         Arc, Weak,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicU32, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -30,6 +30,8 @@ pub(crate) struct Pool {
     build: Option<Box<Build>>,
     engine: PolicyEngine,
     calls_per_instance: u32,
+    /// Instances that could not be made in calls, since the last one that could.
+    failed_builds: AtomicU32,
     name: Arc<str>,
     weak_self: Weak<Pool>,
 }
@@ -42,6 +44,10 @@ const MIN_CALLS: u32 = 1_000;
 const FIRST_RETRY: Duration = Duration::from_millis(100);
 /// Longest such pause.
 const MAX_RETRY: Duration = Duration::from_secs(10);
+
+/// Instances in a row that calls try to make in vain. Then they stop trying: each further attempt may use the
+/// whole configure deadline.
+const MAX_FAILED_BUILDS: u32 = 10;
 
 /// Log line about such an instance.
 const NOT_REBUILT: &str = "policy instance could not be rebuilt";
@@ -72,6 +78,7 @@ impl Pool {
             build: Some(build),
             engine: engine.clone(),
             calls_per_instance: engine.limits().calls_per_instance,
+            failed_builds: AtomicU32::new(0),
             name,
             weak_self: weak_self.clone(),
         }))
@@ -117,11 +124,32 @@ impl Pool {
     fn lock(&self, position: usize) -> Option<MutexGuard<'_, Option<Instance>>> {
         let mut shard = self.shards.get(position)?.try_lock()?;
         if shard.is_none() && self.engine.limits().rebuild_in_call {
-            let fresh = self.build.as_ref()?();
-            let warn = |error: &String| tracing::warn!(policy = &*self.name, %error, "{NOT_REBUILT}");
-            *shard = fresh.inspect_err(warn).ok();
+            *shard = self.build_in_call();
         }
         Some(shard)
+    }
+
+    /// Makes an instance, unless too many in a row could not be made.
+    fn build_in_call(&self) -> Option<Instance> {
+        if self.failed_builds.load(Ordering::Relaxed) >= MAX_FAILED_BUILDS {
+            return None;
+        }
+        match self.build.as_ref()?() {
+            Ok(fresh) => {
+                self.failed_builds.store(0, Ordering::Relaxed);
+                Some(fresh)
+            }
+            Err(error) => {
+                let policy = &*self.name;
+                let failures = self.failed_builds.fetch_add(1, Ordering::Relaxed) + 1;
+                if failures < MAX_FAILED_BUILDS {
+                    tracing::warn!(policy, %error, "{NOT_REBUILT}");
+                } else {
+                    tracing::error!(policy, %error, failures, "spent policy instances are not replaced any more");
+                }
+                None
+            }
+        }
     }
 
     /// Number of instances when none is being rebuilt.

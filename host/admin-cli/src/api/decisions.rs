@@ -30,6 +30,9 @@ pub struct Decision {
     pub candidates: Vec<(u64, u32)>,
     #[serde(default)]
     pub stages: Vec<Stage>,
+    /// In place of the stages where the inputs were dropped.
+    #[serde(default)]
+    pub called: Vec<Stage>,
     pub choice: Option<Costed>,
     pub runner_up: Option<Costed>,
     pub plan: Option<Plan>,
@@ -62,8 +65,8 @@ pub struct Stage {
     pub policy: Option<String>,
     pub digest: Option<String>,
     pub world: Option<String>,
-    /// Number of rows that it received.
-    pub rows: u64,
+    /// Number of rows that it received; `None` where the inputs were dropped.
+    pub rows: Option<u64>,
 }
 
 /// A candidate and its cost.

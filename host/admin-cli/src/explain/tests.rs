@@ -100,6 +100,29 @@ fn t1_filters_are_told_with_what_each_kept() {
 }
 
 #[test]
+fn t1_filters_are_told_without_recorded_inputs_too() {
+    let called = |name: &str, world: &str| json!({ "policy": name, "version": "1", "digest": "aabbccddeeff00", "world": world });
+    let text = explain(&receipt(|receipt| {
+        receipt["inputs_dropped"] = json!(true);
+        receipt["candidates"] = json!([]);
+        receipt["called"] = json!([called("near", "filter"), called("kv-aware", "selector")]);
+    }));
+    let ran = "Slot prefill ran filter near (digest aabbccddeeff), then policy kv-aware (generation 3, digest \
+               9e9a00112233, lane active). It decided.";
+    // T1.1
+    assert!(text.contains(ran), "{text}");
+    let text = explain(&receipt(|receipt| {
+        receipt["inputs_dropped"] = json!(true);
+        receipt["called"] = json!([called("near", "filter")]);
+        receipt["refused"] = json!({ "code": "nobody_left", "detail": "no candidate is left" });
+    }));
+    let ran = "Slot prefill ran filter near (digest aabbccddeeff); policy kv-aware (generation 3, digest \
+               9e9a00112233, lane active) was not called.";
+    // T1.1
+    assert!(text.contains(ran), "{text}");
+}
+
+#[test]
 fn t2_each_reason_for_a_fallback_has_its_own_words() {
     for (reason, detail, words) in [
         ("abstain", "", "It abstained"),

@@ -80,6 +80,22 @@ fn s1_check_config_accepts_what_each_sample_becomes() {
 }
 
 #[test]
+fn s1_every_sample_with_a_prefill_slot_says_when_prefill_is_remote() {
+    let mut count = 0;
+    for sample in samples() {
+        let (config, _) = import(&sample);
+        let config: toml::Table = config.parse().unwrap();
+        let slots = &config["policies"]["slots"];
+        if slots.get("prefill").is_some() {
+            // S2.3, S3.2: whatever the gateway's default is.
+            assert!(slots["decode-override"]["settings"]["enabled"].is_bool(), "{}", sample.display());
+            count += 1;
+        }
+    }
+    assert!(count >= 3, "{count}");
+}
+
+#[test]
 fn s2_every_plugin_and_entry_of_a_file_is_in_its_report() {
     for sample in samples() {
         let name = sample.file_name().unwrap().to_str().unwrap().to_owned();

@@ -6,14 +6,13 @@ use super::{
     profile::is_part,
 };
 use crate::{
+    draft::DECODE_OVERRIDE,
     report::{Kind, Place, plain},
     yaml::Node,
 };
 
 /// The largest number of a setting.
 const ALL: i64 = 4_294_967_295;
-/// The table of the override.
-const OVERRIDE: &str = "policies.slots.decode-override";
 
 /// Types of handlers.
 const HANDLERS: [&str; 5] = [
@@ -128,9 +127,11 @@ impl Import<'_> {
                 format!("the slots prefill and decode, order = \"{order}\""),
             );
         }
-        // llm-d takes no decider when prefill comes first.
-        if prefill.is_some() && !prefill_first {
-            self.decider(handler, stages.decider)?;
+        match prefill {
+            // llm-d takes no decider when prefill comes first.
+            Some(_) if prefill_first => self.draft.always_remote("stageOrder: prefill-first"),
+            Some(_) => self.decider(handler, stages.decider)?,
+            None => {}
         }
         Ok(())
     }
@@ -143,15 +144,17 @@ impl Import<'_> {
         match (decider, old_threshold) {
             (Some(decider), _) if decider.kind == "prefix-based-pd-decider" => self.by_prefix(decider),
             (Some(decider), _) if decider.kind == "always-disagg-pd-decider" => {
+                self.draft.always_remote(plain(decider.name));
                 self.note_translation(
                     decider,
                     Kind::Translated,
-                    "every prefill is remote: the default of the override",
+                    "policies.slots.decode-override: every prefill is remote",
                 );
                 Ok(())
             }
             (Some(decider), _) => {
                 decider.read_all();
+                self.draft.always_remote(plain(decider.name));
                 self.note_translation(
                     decider,
                     Kind::Missing,
@@ -178,8 +181,8 @@ impl Import<'_> {
                     Kind::Translated,
                     handler.place,
                     "no deciders.prefill",
-                    "every request stays on its decode worker, as in llm-d; remove the override to split \
-                     requests",
+                    "every request stays on its decode worker, as in llm-d; set enabled = false in the override \
+                     to split requests",
                 );
                 Ok(())
             }
@@ -206,19 +209,22 @@ impl Import<'_> {
     fn by_bytes(&mut self, handler: &Plugin<'_>, bytes: f64) {
         #[expect(clippy::cast_possible_truncation, reason = "clamped to the range of a u32")]
         let tokens = (bytes / 4.0).ceil().clamp(0.0, f64::from(u32::MAX)) as i64;
-        if tokens > 0 {
+        let ours = if tokens > 0 {
             self.override_of(tokens, 0, "threshold / 4 bytes");
-        }
-        let ours = format!("local below {tokens} new tokens: the threshold is in bytes, 4 for each token");
+            format!("local below {tokens} new tokens: the threshold is in bytes, 4 for each token")
+        } else {
+            self.draft.always_remote("threshold 0");
+            "policies.slots.decode-override: every prefill is remote".to_owned()
+        };
         self.report.add(Kind::Approximated, handler.place, format!("threshold {bytes}"), ours);
     }
 
     /// Writes the override: local below `new` new tokens or a prompt of `prompt` tokens, whatever the load.
     fn override_of(&mut self, new: i64, prompt: i64, source: &str) {
-        self.draft.set(OVERRIDE, "builtin", "conditional-disagg", source);
+        self.draft.set(DECODE_OVERRIDE, "builtin", "conditional-disagg", source);
         let load = "llm-d does not look at the load";
         self.draft
-            .table(&format!("{OVERRIDE}.settings"))
+            .table(&format!("{DECODE_OVERRIDE}.settings"))
             .set("enabled", true, "")
             .set("max-new-tokens", new, source)
             .set("max-new-share", 1.0, "any share of the prompt")

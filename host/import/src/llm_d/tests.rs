@@ -94,6 +94,15 @@ fn pd(decider: &str, parameters: &str) -> (toml::Table, String) {
     ))
 }
 
+/// Whether the override prefills every prompt remotely.
+fn is_always_remote(table: &toml::Table) -> bool {
+    let chosen = table["policies"]["slots"].get("decode-override");
+    chosen.is_some_and(|chosen| {
+        let enabled = chosen["settings"]["enabled"].as_bool();
+        (chosen["builtin"].as_str(), enabled) == (Some("conditional-disagg"), Some(false))
+    })
+}
+
 #[test]
 fn s2_profiles_of_prefill_and_decode_become_their_slots_and_the_decider_the_override() {
     let decider = "- name: d\n  type: prefix-based-pd-decider\n  parameters: { nonCachedTokens: 16 }\n";
@@ -111,10 +120,14 @@ fn s2_profiles_of_prefill_and_decode_become_their_slots_and_the_decider_the_over
     let (old, _) = pd(decider, "{ prefillDeciderPluginName: d, decodeProfile: decode }");
     // S2.3
     assert_eq!(old["policies"]["slots"]["decode-override"], *chosen);
-    let always =
-        pd("- type: always-disagg-pd-decider\n", "{ deciders: { prefill: always-disagg-pd-decider } }").0;
-    // S2.3
-    assert!(always["policies"]["slots"].get("decode-override").is_none());
+    for (decider, parameters) in [
+        ("- type: always-disagg-pd-decider\n", "{ deciders: { prefill: always-disagg-pd-decider } }"),
+        ("- type: oracle-decider\n", "{ deciders: { prefill: oracle-decider } }"),
+        ("", "{ stageOrder: prefill-first }"),
+    ] {
+        // S2.3: not by the gateway's default.
+        assert!(is_always_remote(&pd(decider, parameters).0), "{parameters}");
+    }
     for never in [
         pd("", "{}").0,
         pd("- type: prefix-based-pd-decider\n", "{ deciders: { prefill: prefix-based-pd-decider } }").0,
@@ -125,7 +138,21 @@ fn s2_profiles_of_prefill_and_decode_become_their_slots_and_the_decider_the_over
     }
     let first = pd("", "{ stageOrder: prefill-first }").0;
     assert_eq!(first["routing"]["order"].as_str(), Some("prefill-first"));
-    assert!(first["policies"]["slots"].get("decode-override").is_none());
+    let by_bytes = |threshold: u32| {
+        imported(&format!(
+            "plugins:\n- type: queue-scorer\n- type: pd-profile-handler\n  parameters: {{ threshold: {threshold} \
+             }}\nschedulingProfiles:\n- name: prefill\n  plugins:\n  - pluginRef: queue-scorer\n- name: \
+             decode\n  plugins:\n  - pluginRef: queue-scorer\n"
+        ))
+        .0
+    };
+    // S2.3
+    assert!(is_always_remote(&by_bytes(0)));
+    let settings = &by_bytes(400)["policies"]["slots"]["decode-override"]["settings"];
+    assert_eq!(
+        (settings["enabled"].as_bool(), settings["max-new-tokens"].as_integer()),
+        (Some(true), Some(100))
+    );
 }
 
 #[test]

@@ -145,6 +145,7 @@ impl Import<'_> {
         if splits {
             self.slot("prefill", prefill.or(main), "prefill-policy")?;
             self.slot("decode", decode.or(main), "decode-policy")?;
+            self.draft.always_remote(format!("{} prefills every prompt remotely", self.flavor.name()));
         }
         if !splits || self.line.has("worker-urls") {
             self.slot("aggregated", main, "policy")?;

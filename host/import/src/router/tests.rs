@@ -46,6 +46,28 @@ fn s3_policies_become_slots() {
 }
 
 #[test]
+fn s3_a_router_of_prefill_and_decode_prefills_every_prompt_remotely() {
+    for (flavor, line) in [
+        (Flavor::Vllm, "--vllm-pd-disaggregation --prefill http://a:1 --decode http://b:1"),
+        (Flavor::Sglang, "--pd-disaggregation --prefill http://a:1 --decode http://b:1"),
+        (
+            Flavor::Production,
+            "--static-backends http://a:1,http://b:1 --static-models m,m --static-model-labels p,d \
+             --routing-logic disaggregated_prefill_orchestrated --prefill-model-labels p \
+             --decode-model-labels d",
+        ),
+    ] {
+        let (table, _) = imported(flavor, line);
+        let chosen = &table["policies"]["slots"]["decode-override"];
+        // S3.2: not by the gateway's default.
+        assert_eq!(chosen["builtin"].as_str(), Some("conditional-disagg"), "{line}");
+        assert_eq!(chosen["settings"]["enabled"].as_bool(), Some(false), "{line}");
+    }
+    let (table, _) = imported(Flavor::Sglang, "--worker-urls http://a:1");
+    assert!(table["policies"]["slots"].get("decode-override").is_none());
+}
+
+#[test]
 fn s3_thresholds_are_those_of_the_flags_or_the_router_s_own() {
     let (table, _) = imported(Flavor::Vllm, "--worker-urls http://a:1 --cache-threshold 0.7");
     let settings = &table["policies"]["slots"]["aggregated"]["settings"];

@@ -1,6 +1,6 @@
 use std::{
     sync::{
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
         mpsc,
     },
     thread,
@@ -58,25 +58,32 @@ fn dropped_policies_leave_no_memory_behind() {
     assert!(kept <= instances + 2, "{kept} guest slots keep memory");
 }
 
-#[test]
-fn a_shard_that_could_not_be_rebuilt_is_tried_again() {
-    let engine = PolicyEngine::new(Limits::default(), Capacity::detect()).expect("an engine");
-    let compiled = compile(&engine, LOW_QUEUE, &Access::default()).expect("admitted");
-    let is_full = Arc::new(AtomicBool::new(false));
-    let (full, builder) = (is_full.clone(), engine.clone());
+/// A pool of `engine` whose instances cannot be made while the flag is set, and the number of attempts.
+fn failing_pool(engine: &PolicyEngine) -> (Arc<Pool>, Arc<AtomicBool>, Arc<AtomicUsize>) {
+    let compiled = compile(engine, LOW_QUEUE, &Access::default()).expect("admitted");
+    let (is_full, attempts) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+    let (full, counted, builder) = (is_full.clone(), attempts.clone(), engine.clone());
     let build = move || {
+        counted.fetch_add(1, Ordering::SeqCst);
         if full.load(Ordering::SeqCst) {
             return Err("the pool is full".to_owned());
         }
         let fresh = compiled.linked.instantiate(&builder, Arc::from("x"), &compiled.access);
         fresh.map_err(|refusal| refusal.to_string())
     };
-    let pool = Pool::new(&engine, Arc::from("x"), false, Box::new(build)).expect("instances");
+    (Pool::new(engine, Arc::from("x"), false, Box::new(build)).expect("instances"), is_full, attempts)
+}
+
+fn poison(instance: &mut Instance) -> Result<(), Failure> {
+    instance.poisoned = true;
+    Ok(())
+}
+
+#[test]
+fn a_shard_that_could_not_be_rebuilt_is_tried_again() {
+    let engine = PolicyEngine::new(Limits::default(), Capacity::detect()).expect("an engine");
+    let (pool, is_full, _) = failing_pool(&engine);
     is_full.store(true, Ordering::SeqCst);
-    let poison = |instance: &mut Instance| {
-        instance.poisoned = true;
-        Ok(())
-    };
     while pool.call(poison).is_ok() {}
     is_full.store(false, Ordering::SeqCst);
     let begun = Instant::now();
@@ -84,4 +91,27 @@ fn a_shard_that_could_not_be_rebuilt_is_tried_again() {
         assert!(begun.elapsed() < Duration::from_secs(20), "no instance came back");
         thread::sleep(Duration::from_millis(10));
     }
+}
+
+#[test]
+fn o7_calls_stop_making_instances_that_cannot_be_made() {
+    let limits = Limits { rebuild_in_call: true, ..Limits::default() };
+    let engine = PolicyEngine::new(limits, Capacity::detect()).expect("an engine");
+    let (pool, is_full, attempts) = failing_pool(&engine);
+    // A few failures are no end: each call tries again.
+    is_full.store(true, Ordering::SeqCst);
+    for _ in 0..3 {
+        let _ = pool.call(poison);
+    }
+    assert!(attempts.load(Ordering::SeqCst) > pool.size());
+    is_full.store(false, Ordering::SeqCst);
+    assert_eq!(pool.call(|_| Ok(())), Ok(()));
+    is_full.store(true, Ordering::SeqCst);
+    let before = attempts.load(Ordering::SeqCst);
+    for _ in 0..200 {
+        let _ = pool.call(poison);
+    }
+    // O7.6
+    assert_eq!(attempts.load(Ordering::SeqCst) - before, 10);
+    assert_eq!(pool.call(|_| Ok(())), Err(Failure::NotReady));
 }

@@ -22,7 +22,7 @@ use crate::{
     ids::DecisionId,
     policy::World,
     query::CandidateId,
-    slot::{PolicySummary, ProgramSummary},
+    slot::{PolicySummary, ProgramSummary, SlotKind},
 };
 
 /// A copy of one recorded decision.
@@ -119,6 +119,17 @@ impl Record {
     }
 }
 
+impl Record {
+    /// The policies that were called, without their facts: for a record without inputs.
+    fn called(&self) -> Vec<Value> {
+        let program = &self.header.program;
+        let of_every_leg = usize::from(program.slot != SlotKind::DecodeOverride && !self.always.is_empty());
+        let count = (self.header.stages as usize).saturating_sub(of_every_leg);
+        let step = |step: &PolicySummary| json!({ "policy": step.name, "version": step.version, "digest": step.digest, "world": step.world });
+        program.policies.iter().take(count).map(step).collect()
+    }
+}
+
 /// Reads the candidates. `ids` are those that ranges refer to.
 fn candidates(words: &mut WordReader<'_>, ids: Option<&CandidateIds>) -> Option<Vec<CandidateId>> {
     let count = words.word()? as usize;
@@ -195,6 +206,9 @@ impl Serialize for Record {
         map.serialize_entry("candidates", &parts.candidates)?;
         let stages = Stages { stages: &parts.stages, reads: &parts.reads, program, always: &self.always };
         map.serialize_entry("stages", &stages)?;
+        if header.inputs_dropped {
+            map.serialize_entry("called", &self.called())?;
+        }
         map.serialize_entry("picker", &program.picker)?;
         map.serialize_entry("left", &parts.left)?;
         map.serialize_entry("costs", &parts.costs)?;

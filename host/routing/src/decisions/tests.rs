@@ -190,6 +190,45 @@ fn inputs_that_exceed_a_shard_are_dropped_and_the_rest_is_recorded() {
 }
 
 #[test]
+fn t1_without_inputs_the_called_policies_are_told() {
+    let step = |name: &str, world| PolicySummary {
+        name: name.into(),
+        version: "1".into(),
+        digest: Digest([7; 32]),
+        world,
+        wants: Wants::default(),
+        weight: None,
+    };
+    let policies = vec![step("near", World::Filter), step("last", World::Selector)];
+    let summary = Arc::new(ProgramSummary {
+        slot: SlotKind::Prefill,
+        generation: Generation(3),
+        lane: Lane::Active,
+        policies,
+        picker: None,
+    });
+    let always = Wants::resolve(&["prompt-tokens"], &[""; 0]).unwrap();
+    for (always, stages, called) in [
+        (Wants::default(), 1, &["near"][..]),
+        (Wants::default(), 2, &["near", "last"]),
+        (always.clone(), 2, &["near"]),
+        (always, 3, &["near", "last"]),
+    ] {
+        let (decisions, mut recorder) = (Decisions::new(4, 4_096, always), Recorder::default());
+        recorder.begin(&summary);
+        recorder.stage(0, &[], |out| out.extend(0..5_000));
+        recorder.end(Pool::empty(), None, &[], ["request-1", "", ""]);
+        let head = DecisionHeader { stages, ..head(&summary, 1) };
+        let id = decisions.record(head, recorder.recorded()).unwrap();
+        let json = serde_json::to_value(copy(&decisions, id).unwrap()).unwrap();
+        let names: Vec<_> = json["called"].as_array().unwrap().iter().map(|one| &one["policy"]).collect();
+        // T1.1
+        assert_eq!(names, called, "{stages}");
+        assert_eq!(json["called"][0]["world"], "filter");
+    }
+}
+
+#[test]
 fn a_ring_without_capacity_records_nothing() {
     for decisions in [Decisions::off(), Decisions::new(0, 1 << 20, Wants::default())] {
         assert!(!decisions.is_on() && decisions.ids().is_empty());

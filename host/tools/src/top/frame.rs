@@ -2,7 +2,7 @@
 
 use pointsman_admin_cli::{
     api::{Slot, Worker},
-    quantiles, requests, short,
+    digests, quantiles, requests,
     text::{NONE, bytes, clean, cut, millis, percent},
     trials,
 };
@@ -161,23 +161,30 @@ fn address(worker: &Worker) -> &str {
 }
 
 fn slot_table(model: &Model, width: u16) -> Table<'static> {
+    let digests = digest_columns(&model.slots, usize::from(width));
     let widths = [
         Constraint::Length(20),
         Constraint::Min(20),
-        Constraint::Length(12),
+        Constraint::Length(u16::try_from(digests).unwrap_or(u16::MAX)),
         Constraint::Length(12),
         Constraint::Length(12),
     ];
     let header = Row::new(["SLOT", "POLICY", "DIGEST", "STATE", "TRIALS"]);
     // What the other columns leave, with a space after each.
-    let room = usize::from(width).saturating_sub(60).max(20);
-    Table::new(model.slots.iter().map(|slot| slot_row(slot, room)), widths)
+    let room = usize::from(width).saturating_sub(48 + digests).max(20);
+    Table::new(model.slots.iter().map(|slot| slot_row(slot, room, digests)), widths)
         .header(header.style(Style::new().add_modifier(Modifier::BOLD)))
         .block(Block::new().borders(Borders::TOP).title(" slots "))
 }
 
+/// Columns of the longest list of digests, or what the other columns leave of `width`.
+fn digest_columns(slots: &[Slot], width: usize) -> usize {
+    let whole = slots.iter().map(|slot| digests(slot.digest.as_deref(), &slot.parts, usize::MAX).len());
+    whole.max().unwrap_or(0).clamp(12, width.saturating_sub(68).max(12))
+}
+
 /// A long name of a policy loses its end, and not its generation, so that both fit `room` columns.
-fn slot_row(slot: &Slot, room: usize) -> Row<'static> {
+fn slot_row(slot: &Slot, room: usize, columns: usize) -> Row<'static> {
     let name = match &slot.model {
         Some(model) => format!("{} {model}", slot.slot),
         None => slot.slot.clone(),
@@ -188,7 +195,7 @@ fn slot_row(slot: &Slot, room: usize) -> Row<'static> {
     Row::new(vec![
         Cell::from(safe(&name)),
         Cell::from(format!("{}{generation}", cut(&clean(&slot.policy), room - generation.len().min(room)))),
-        Cell::from(safe(&slot.digest.as_deref().map_or(NONE.to_owned(), short))),
+        Cell::from(safe(&digests(slot.digest.as_deref(), &slot.parts, columns))),
         Cell::from(safe(state)).style(Style::new().fg(colour)),
         Cell::from(safe(&trials(slot))),
     ])

@@ -96,6 +96,20 @@ fn a_frame_of_80_by_24_has_everything() {
 }
 
 #[test]
+fn t1_the_digests_of_filters_stand_before_the_one_that_ranks() {
+    let mut model = model();
+    let part = |world: &str, digest: &str| json!({ "world": world, "digest": digest });
+    model.slots[0].parts =
+        serde_json::from_value(json!([part("filter", "aabbccddeeff0011"), part("selector", "9e9a001122")]))
+            .unwrap();
+    let frame = |width| text_of(&model, &View::default(), width, 24).unwrap();
+    // T1.2
+    assert!(frame(80).contains(" aabbc+9e9a0  active "), "{}", frame(80));
+    // T1.2
+    assert!(frame(110).contains(" aabbccddeeff+9e9a00112233 active "), "{}", frame(110));
+}
+
+#[test]
 fn a_lost_gateway_is_visible_and_names_cannot_escape() {
     let mut model = model();
     model.lost = Some(("12:00:01Z".to_owned(), "refused\u{1b}[2J".to_owned()));

@@ -105,11 +105,14 @@ function files(status) {
     ...status.quarantined.filter((one) => !open.has(one)).map((one) => file("no", "quarantined", digest(one), null, "It was rolled back or ended. It does not come back until its file or settings change.")),
     ...store.slots.strays.map((name, at) => file("wait", "no slot", name, null, store.slots.stray_problems[at])),
     ...(store.slots.more_strays ? [file("wait", "no slot", `${store.slots.more_strays} more files`, null, "They are not listed.")] : []),
-    ...[["active", status], ["canary", status.canary], ["shadow", status.shadow]].filter(([, lane]) => lane).map(([name, lane]) => file("active", `in force`, `${name}: ${lane.policy} @${lane.generation}`, digest(lane.digest), inForce(status, name, lane))),
+    ...[["active", status], ["canary", status.canary], ["shadow", status.shadow]].filter(([, lane]) => lane).map(([name, lane]) => file("active", `in force`, `${name}: ${lane.policy} @${lane.generation}`, digests(lane), inForce(status, name, lane))),
   ];
   const again = store.hello.may_change && button("link.end", "read the folder again", askReload);
   return card("", "Files of this slot", again, make("ul.files", null, lines));
 }
+
+/** The digests of the filters of a lane, and of the policy that ranks. */
+export const digests = ({ digest: ranker, parts }) => [...(parts ?? []).filter(({ world }) => world === "filter").map((part) => part.digest), ranker].filter(Boolean).map(digest).join("+");
 
 function inForce(status, name, lane) {
   const parts = (lane.parts ?? []).map((part) => `${part.world} ${part.policy} ${part.version}${part.weight === null || part.weight === undefined ? "" : ` × ${number(part.weight, 2)}`}`);
