@@ -147,6 +147,8 @@ fn measure(cell: Cell, args: &Args, files: &Files) -> anyhow::Result<Measured> {
             of.ttft_p90.extend(figures.ttft_p90);
             of.e2e_mean.extend(figures.e2e_mean);
             of.goodput.extend(figures.goodput);
+            of.itl_p50.extend(figures.itl_p50);
+            of.itl_p99.extend(figures.itl_p99);
         }
     }
     let judgement = Judgement::of(&arms, label(&args.arm)).context("no such arm was run")?;
@@ -175,6 +177,8 @@ fn compare(cell: &Cell, args: &Args, files: &Files, (seed, rate): (u64, f64)) ->
             ttft_p90: of("ttft_p90"),
             e2e_mean: of_all("e2e_mean"),
             goodput: of("goodput"),
+            itl_p50: of("itl_p50"),
+            itl_p99: of("itl_p99"),
         };
         (name, figures)
     };

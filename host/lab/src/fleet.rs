@@ -259,7 +259,7 @@ impl StepTimeSpec {
 }
 
 impl Links {
-    /// Returns the duration of a transfer on an idle link.
+    /// Returns the duration of the transfer of so many tokens on an idle link.
     #[expect(clippy::cast_precision_loss, reason = "bytes of one prompt stay below 2^53")]
     pub(crate) fn transfer(&self, tokens: u32) -> Duration {
         let bytes = u64::from(tokens).saturating_mul(self.bytes_per_token) as f64;
@@ -346,6 +346,12 @@ impl Fleet {
         let mut names: Vec<&str> = self.engines.iter().map(|group| group.step_time.name()).collect();
         names.dedup();
         names.join(", ")
+    }
+
+    /// Returns the duration of the transfer of a prompt on an idle link, to a decode engine that has `cached`
+    /// of its tokens in its prefix cache.
+    pub(crate) fn transfer(&self, isl: u32, cached: u32) -> Duration {
+        self.links.transfer(if self.routing.pulls() { isl.saturating_sub(cached) } else { isl })
     }
 
     /// Returns the number of engines.

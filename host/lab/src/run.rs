@@ -310,7 +310,7 @@ impl<'a> Lab<'a> {
             }
             Event::Queued(engine, sequence) => self.enqueue(engine, *sequence),
             Event::StepEnd(engine, incarnation) => self.end_step(engine, incarnation),
-            Event::Transferred(number, tag) => self.transferred(number, tag),
+            Event::Transferred(tag) => self.transferred(tag),
             Event::KvEvents(engine, incarnation, batch) => self.apply_events(engine, incarnation, *batch),
             Event::Scrape => self.scrape(),
             Event::Retry(number, waits) => {

@@ -66,7 +66,7 @@ pub struct CoreConfig {
     pub step_time: StepTime,
     /// Jitter of all durations.
     pub jitter: Jitter,
-    /// Duration of the KV transfer for each prompt token.
+    /// Duration of the KV transfer for each token.
     pub transfer_per_token: Duration,
 }
 
@@ -244,9 +244,9 @@ impl EngineCore {
         self.batch.in_step() && self.batch.sequences().0 == 0
     }
 
-    /// Draws the duration of the KV transfer of a prompt from another engine.
-    pub fn transfer(&mut self, isl: u32) -> Duration {
-        (self.config.transfer_per_token * isl).mul_f64(self.config.jitter.draw(&mut self.rng))
+    /// Draws the duration of the transfer of so many tokens' KV from another engine.
+    pub fn transfer(&mut self, tokens: u32) -> Duration {
+        (self.config.transfer_per_token * tokens).mul_f64(self.config.jitter.draw(&mut self.rng))
     }
 
     /// Records that the KV of a sequence with [`PromptKv::Awaited`] has arrived. Returns the first token if

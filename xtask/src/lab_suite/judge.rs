@@ -23,6 +23,9 @@ pub(super) struct Figures {
     pub(super) e2e_mean: Vec<f64>,
     /// Requests a second within the SLO.
     pub(super) goodput: Vec<f64>,
+    /// Median and 99th percentile of the inter-token latency, milliseconds. They are shown and not judged.
+    pub(super) itl_p50: Vec<f64>,
+    pub(super) itl_p99: Vec<f64>,
 }
 
 /// Figures by arm.
@@ -178,6 +181,8 @@ mod tests {
             ttft_p90: ttft.to_vec(),
             e2e_mean: ttft.iter().map(|value| value * 10.0).collect(),
             goodput: goodput.to_vec(),
+            itl_p50: vec![10.0; ttft.len()],
+            itl_p99: ttft.iter().map(|value| value / 10.0).collect(),
         }
     }
 

@@ -14,9 +14,10 @@ const SHARE: f64 = 0.9;
 pub(super) fn lines(measured: &[Measured], ours: &str) -> Vec<String> {
     let mut lines = vec![
         "Ratios are TTFT mean, TTFT p90, E2E mean and goodput; above 1, the default is worse.".to_owned(),
+        "ITL: its p50 and p99 to those of the rival with the least TTFT; not judged.".to_owned(),
         String::new(),
-        "| cell | rate | least TTFT | ratios | most goodput | ratios | seeds | verdict |".to_owned(),
-        "| --- | ---: | --- | --- | --- | --- | ---: | --- |".to_owned(),
+        "| cell | rate | least TTFT | ratios | ITL | most goodput | ratios | seeds | verdict |".to_owned(),
+        "| --- | ---: | --- | --- | --- | --- | --- | ---: | --- |".to_owned(),
     ];
     lines.extend(measured.iter().map(|one| row(one, ours)));
     lines.push(String::new());
@@ -45,14 +46,25 @@ fn row(one: &Measured, ours: &str) -> String {
         Verdict::Loses => "loses",
     };
     format!(
-        "| {} | {:.2} | {} | {} | {} | {} | {seeds} | {verdict} |",
+        "| {} | {:.2} | {} | {} | {} | {} | {} | {seeds} | {verdict} |",
         one.cell.name,
         one.rate,
         one.judgement.ttft.rival,
         ratios(&one.judgement.ttft),
+        inter_token(one, ours),
         one.judgement.goodput.rival,
         ratios(&one.judgement.goodput),
     )
+}
+
+/// Returns the ratios of the median and of the 99th percentile of the inter-token latency to those of the
+/// rival with the least TTFT.
+fn inter_token(one: &Measured, ours: &str) -> String {
+    let (Some(our), Some(rival)) = (one.arms.get(ours), one.arms.get(&one.judgement.ttft.rival)) else {
+        return String::new();
+    };
+    let ratio = |ours: &[f64], theirs: &[f64]| mean(ours) / mean(theirs);
+    format!("{:.3} {:.3}", ratio(&our.itl_p50, &rival.itl_p50), ratio(&our.itl_p99, &rival.itl_p99))
 }
 
 fn ratios(against: &Against) -> String {

@@ -172,26 +172,30 @@ impl<'a> Ways<'a> {
         role != Role::Prefill && Self::computes_prompts(self.fleet, role)
     }
 
-    /// Returns the time from the end of a remote prefill to the first token.
-    fn transfer_ms(&self, isl: u32) -> f64 {
+    /// Returns the least time from the end of a remote prefill to the first token with `cached` tokens in the
+    /// decode engine's cache.
+    fn transfer_ms(&self, cached: u32, isl: u32) -> f64 {
         let decode =
             self.least_over_groups(|role| role == Role::Decode, |ms, times| ms + times.decode_ms(isl));
-        milliseconds(self.fleet.links.transfer(isl)) + decode
+        milliseconds(self.fleet.transfer(isl, cached)) + decode
     }
 
-    /// Returns the least time from arrival to the first token with `cached` tokens in the cache.
+    /// Returns the least time from arrival to the first token with `cached` tokens in every cache.
     pub(crate) fn least_ms(&self, cached: u32, isl: u32) -> f64 {
         let prompt = |ms: f64, times: &LeastTimes| ms + times.prompt_ms(cached, isl);
         let local = self.least_over_groups(|role| self.is_local(role), prompt);
         let remote = self.least_over_groups(|role| role == Role::Prefill, prompt);
-        local.min(remote + self.transfer_ms(isl))
+        local.min(remote + self.transfer_ms(cached, isl))
     }
 
     /// Returns the least time between the end of the prompt and the first token.
     fn behind_prompt_ms(&self, isl: u32) -> f64 {
         let local = self.least_over_groups(|role| self.is_local(role), |_, times| times.emission_ms(isl));
         let has_prefill = self.groups.iter().any(|(role, ..)| *role == Role::Prefill);
-        if has_prefill { local.min(self.transfer_ms(isl)) } else { local }
+        // The decode engine may have every block but the last one.
+        let block = self.fleet.block_tokens.max(1);
+        let cached = isl.saturating_sub(1) / block * block;
+        if has_prefill { local.min(self.transfer_ms(cached, isl)) } else { local }
     }
 }
 

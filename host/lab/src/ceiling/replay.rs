@@ -126,10 +126,15 @@ impl<'a> Scene<'a> {
             prompt: prepared.chain.clone(),
             isl: request.input_tokens,
             osl: if part == Part::Prefill { 1 } else { request.output_tokens },
-            kv: if part == Part::Decode { PromptKv::Received } else { PromptKv::Computed },
+            kv: if part == Part::Decode { self.fleet.routing.decode_kv() } else { PromptKv::Computed },
             keeps_blocks: part == Part::Prefill,
         })
     }
+}
+
+/// Returns the number of the request that a tag belongs to.
+fn number_of(tag: u64) -> u32 {
+    u32::try_from(tag / 4).unwrap_or(u32::MAX)
 }
 
 impl World {
@@ -229,8 +234,8 @@ impl World {
         self.now = at;
         match event {
             Event::Arrival(number) => self.arrive(scene, places, number),
-            Event::Queued(engine, number, part) => self.enqueue(scene, engine, number, part),
-            Event::StepEnd(engine) => self.end_step(scene, engine),
+            Event::Queued(engine, number, part) => self.enqueue(scene, places, engine, number, part),
+            Event::StepEnd(engine) => self.end_step(scene, places, engine),
             Event::Transferred(number) => self.transferred(scene, places, number),
         }
     }
@@ -254,35 +259,42 @@ impl World {
         self.counted += u32::from(counts);
         self.waiting.insert(number, Waiting { at: self.now, counts });
         let part = if place.is_local() { Part::Whole } else { Part::Prefill };
-        self.submit(scene, place.prefill, number, part);
+        self.submit(scene, places, place.prefill, number, part);
     }
 
-    fn submit(&mut self, scene: &Scene<'_>, engine: u32, number: u32, part: Part) {
+    fn submit(&mut self, scene: &Scene<'_>, places: &[Place], engine: u32, number: u32, part: Part) {
         let overhead = self.engine(engine).map_or(Duration::ZERO, |engine| engine.overhead);
         if overhead.is_zero() {
-            self.enqueue(scene, engine, number, part);
+            self.enqueue(scene, places, engine, number, part);
         } else {
             self.plan(self.now + overhead, Event::Queued(engine, number, part));
         }
     }
 
-    fn enqueue(&mut self, scene: &Scene<'_>, engine: u32, number: u32, part: Part) {
+    fn enqueue(&mut self, scene: &Scene<'_>, places: &[Place], engine: u32, number: u32, part: Part) {
         if let (Some(of), Some(sequence)) = (self.engine(engine), scene.sequence(number, part)) {
             of.core.submit(sequence);
         }
-        self.start_step(engine);
+        self.start_step(scene, places, engine);
     }
 
-    fn start_step(&mut self, engine: u32) {
-        let Some(milliseconds) = self.engine(engine).and_then(|of| of.core.begin_step()) else { return };
-        self.steps += 1;
-        if let Some(of) = self.engine(engine) {
-            of.core.take_admitted();
+    fn start_step(&mut self, scene: &Scene<'_>, places: &[Place], engine: u32) {
+        let Some(of) = self.engine(engine) else { return };
+        let step = of.core.begin_step();
+        let admitted = of.core.take_admitted();
+        if let Some(milliseconds) = step {
+            self.steps += 1;
+            self.plan(self.now + step_duration(milliseconds), Event::StepEnd(engine));
         }
-        self.plan(self.now + step_duration(milliseconds), Event::StepEnd(engine));
+        let pulls = scene.fleet.routing.pulls();
+        for (tag, cached) in admitted.into_iter().filter(|_| pulls) {
+            if tag % 4 == Part::Decode as u64 {
+                self.transfer(scene, places, number_of(tag), cached);
+            }
+        }
     }
 
-    fn end_step(&mut self, scene: &Scene<'_>, engine: u32) {
+    fn end_step(&mut self, scene: &Scene<'_>, places: &[Place], engine: u32) {
         let mut tokens = std::mem::take(&mut self.tokens);
         tokens.clear();
         if let Some(of) = self.engine(engine) {
@@ -291,9 +303,9 @@ impl World {
             of.core.take_changes();
         }
         for token in &tokens {
-            let number = u32::try_from(token.tag / 4).unwrap_or(u32::MAX);
+            let number = number_of(token.tag);
             if token.tag % 4 == Part::Prefill as u64 {
-                self.transfer(scene, engine, number);
+                self.hand_over(scene, places, number);
                 continue;
             }
             if token.number == 1 {
@@ -304,14 +316,25 @@ impl World {
             }
         }
         self.tokens = tokens;
-        self.start_step(engine);
+        self.start_step(scene, places, engine);
     }
 
-    fn transfer(&mut self, scene: &Scene<'_>, engine: u32, number: u32) {
+    /// Gives a finished prefill to its decode engine, as a run does.
+    fn hand_over(&mut self, scene: &Scene<'_>, places: &[Place], number: u32) {
+        let Some(place) = places.get(number as usize).copied() else { return };
+        if scene.fleet.routing.pulls() {
+            self.submit(scene, places, place.decode, number, Part::Decode);
+        } else {
+            self.transfer(scene, places, number, 0);
+        }
+    }
+
+    fn transfer(&mut self, scene: &Scene<'_>, places: &[Place], number: u32, cached: u32) {
         let now = self.now;
         let tokens = scene.trace.requests.get(number as usize).map_or(0, |request| request.input_tokens);
-        let Some(of) = self.engine(engine) else { return };
-        of.link_free = of.link_free.max(now) + scene.fleet.links.transfer(tokens);
+        let Some(place) = places.get(number as usize) else { return };
+        let Some(of) = self.engine(place.prefill) else { return };
+        of.link_free = of.link_free.max(now) + scene.fleet.transfer(tokens, cached);
         let at = of.link_free;
         self.plan(at, Event::Transferred(number));
     }
@@ -321,8 +344,14 @@ impl World {
         if let Some(of) = self.engine(place.prefill) {
             of.core.unpin(u64::from(number) * 4 + Part::Prefill as u64);
         }
-        self.start_step(place.prefill);
-        self.submit(scene, place.decode, number, Part::Decode);
+        self.start_step(scene, places, place.prefill);
+        if !scene.fleet.routing.pulls() {
+            return self.submit(scene, places, place.decode, number, Part::Decode);
+        }
+        if let Some(of) = self.engine(place.decode) {
+            of.core.receive(u64::from(number) * 4 + Part::Decode as u64, false);
+        }
+        self.start_step(scene, places, place.decode);
     }
 
     fn first_token(&mut self, number: u32) {

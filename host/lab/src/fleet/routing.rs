@@ -6,6 +6,7 @@ use std::time::Duration;
 use pointsman_config_file::Problem;
 use pointsman_orchestration::{HandoffKind, LegOrder, RetryPolicy, SplitRules};
 use pointsman_routing::BusyByLeg;
+use pointsman_sim::core::PromptKv;
 use serde::{Deserialize, Serialize};
 
 /// Largest value of a time, seconds.
@@ -86,6 +87,22 @@ pub struct Outage {
     pub from_s: f64,
     /// Duration of the outage, seconds.
     pub for_s: f64,
+}
+
+impl Routing {
+    /// Returns how a decode engine gets the KV of a prompt. An engine that pulls (vLLM with NIXL) first
+    /// allocates the blocks, of which its prefix cache may have some, and then reads the others.
+    pub(crate) fn decode_kv(&self) -> PromptKv {
+        match self.handoff {
+            HandoffKind::Completed => PromptKv::Awaited,
+            HandoffKind::Bootstrap | HandoffKind::Addressed => PromptKv::Received,
+        }
+    }
+
+    /// Whether a decode engine pulls the blocks that it lacks.
+    pub(crate) fn pulls(&self) -> bool {
+        self.decode_kv() == PromptKv::Awaited
+    }
 }
 
 impl Default for Routing {

@@ -15,7 +15,7 @@ pub(super) enum Event {
     /// An engine's step ends.
     StepEnd(usize, u32),
     /// The KV of a request has arrived at its decode engine, for the sequence of this tag.
-    Transferred(usize, u64),
+    Transferred(u64),
     /// An engine's KV events reach routing.
     KvEvents(usize, u32, Box<Batch>),
     /// Load figures of all engines are read.

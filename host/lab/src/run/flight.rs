@@ -200,10 +200,8 @@ impl Flight {
         (prefill, decode.unwrap_or(prefill))
     }
 
-    /// Records the cached tokens of the part that computes the prompt.
-    pub(super) fn admitted(&mut self, tag: u64, cached: u32) {
-        if part_of(tag) != Part::Decode {
-            self.cached = cached;
-        }
+    /// Returns whether its decode leg is the sequence of this tag.
+    pub(super) fn decodes(&self, tag: u64) -> bool {
+        self.runs.answering.as_ref().is_some_and(|decode| decode.tag == Some(tag))
     }
 }

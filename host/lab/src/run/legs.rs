@@ -341,7 +341,7 @@ impl Lab<'_> {
             return self.leg_failed(number, leg, super::health::Fault::Connect);
         }
         match part {
-            Part::Decode if ready => self.transfer(number),
+            Part::Decode if ready => self.hand_over(number),
             Part::Decode => {}
             Part::Prefill | Part::Whole => self.submit(number, engine, tag),
         }
@@ -352,10 +352,9 @@ impl Lab<'_> {
         let run = self.flights.get_mut(&number).and_then(|flight| flight.runs[leg].as_mut());
         let Some(run) = run else { return };
         run.keep_record();
-        if let Some(tag) = run.tag.take()
-            && let Some(engine) = self.engines.get_mut(run.engine)
-        {
-            engine.core.leave(tag);
+        if let Some(tag) = run.tag.take() {
+            let place = run.engine;
+            self.drop_sequence(place, tag);
         }
         self.free(number, leg);
     }

@@ -26,8 +26,9 @@ impl Lab<'_> {
     /// The oracle knows the true content of every cache, every queue, the remaining tokens of every sequence
     /// and the output length of this request. It runs a copy of each engine's model until the leg has its
     /// last token; for a prefill leg it adds the transfer, after the transfers that wait for the same link.
-    /// It minimises the finish time of each leg in turn. A transfer depends only on the prefill engine, so
-    /// choosing the legs one after the other is hardly worse than choosing them together.
+    /// It minimises the finish time of each leg in turn. The wait for a link depends only on the prefill
+    /// engine, and the transferred blocks only on the decode engine, so choosing the legs one after the other
+    /// is hardly worse than choosing them together.
     ///
     /// The choice is not optimal. The oracle does not know later arrivals, ignores what a request costs other
     /// requests, and never delays a request. A policy can be better, above all under high load.
@@ -55,10 +56,13 @@ impl Lab<'_> {
             kv: if part == Part::Decode { PromptKv::Received } else { PromptKv::Computed },
             keeps_blocks: false,
         };
-        let transfer = self.fleet.links.transfer(request.input_tokens);
-        let received = flight.held.and_then(|held| self.engines.get(held.engine));
-        let kv_at = received.map_or(self.now, |engine| engine.link_free.max(self.now) + transfer);
-        let submit_at = if part == Part::Decode { kv_at } else { self.now };
+        let sender = flight.held.filter(|_| part == Part::Decode);
+        let sender = sender.and_then(|held| self.engines.get(held.engine));
+        let submit_at = |engine: &engines::Engine| {
+            let cached = engine.core.cached_tokens(&flight.chain, request.input_tokens);
+            let transfer = || self.fleet.transfer(request.input_tokens, cached);
+            sender.map_or(self.now, |sender| sender.link_free.max(self.now) + transfer())
+        };
         // Engines with few sequences come first: their early finish times limit the predictions for the other
         // engines.
         let mut places: Vec<(u32, usize, WorkerId)> = candidates
@@ -73,11 +77,13 @@ impl Lab<'_> {
         let mut best: Option<(Duration, WorkerId)> = None;
         for (_, place, id) in places {
             let Some(engine) = self.engines.get(place) else { continue };
-            let after = if part == Part::Prefill { transfer } else { Duration::ZERO };
+            let is_prefill = part == Part::Prefill;
+            let after =
+                if is_prefill { self.fleet.transfer(request.input_tokens, 0) } else { Duration::ZERO };
             let limit = best.map_or(Duration::MAX, |(at, _)| at);
-            let submit_at = submit_at + engine.request_overhead;
+            let submit_at = submit_at(engine) + engine.request_overhead;
             let Some(finish) = engine.finish_of(&sequence, self.now, submit_at, limit) else { continue };
-            let done = if part == Part::Prefill { finish.max(engine.link_free) } else { finish } + after;
+            let done = if is_prefill { finish.max(engine.link_free) } else { finish } + after;
             if done < limit {
                 best = Some((done, id));
             }
@@ -116,7 +122,13 @@ impl engines::Engine {
             if at >= limit {
                 return None;
             }
-            match core.begin_step() {
+            // KV that other sequences await arrives at once.
+            core.receive_all();
+            let step = core.begin_step().or_else(|| {
+                core.receive_all();
+                core.begin_step()
+            });
+            match step {
                 Some(milliseconds) => ends = Some(at + step_duration(milliseconds)),
                 // The engine has nothing to do before the sequence arrives.
                 None if waits.is_some() => at = submit_at,

@@ -34,7 +34,7 @@ impl Lab<'_> {
             prompt: flight.chain.clone(),
             isl: request.input_tokens,
             osl: if part == Part::Prefill { 1 } else { request.output_tokens },
-            kv: if part == Part::Decode { PromptKv::Received } else { PromptKv::Computed },
+            kv: if part == Part::Decode { self.fleet.routing.decode_kv() } else { PromptKv::Computed },
             keeps_blocks: part == Part::Prefill,
         };
         let overhead = self.engines.get(place).map_or(Duration::ZERO, |engine| engine.request_overhead);
@@ -62,16 +62,23 @@ impl Lab<'_> {
     /// Starts an engine's next step, if it is idle and has work.
     pub(super) fn start_step(&mut self, place: usize) {
         let Some(engine) = self.engines.get_mut(place) else { return };
-        let Some(milliseconds) = engine.core.begin_step() else { return };
-        for (tag, cached) in engine.core.take_admitted() {
-            if let Some(flight) = self.flights.get_mut(&flight::request_of(tag)) {
-                flight.admitted(tag, cached);
+        let step = engine.core.begin_step();
+        let admitted = engine.core.take_admitted();
+        if let Some(milliseconds) = step {
+            let ends = self.now + step_duration(milliseconds);
+            engine.step_ends = Some(ends);
+            let incarnation = engine.incarnation;
+            self.plan(ends, Event::StepEnd(place, incarnation));
+        }
+        for (tag, cached) in admitted {
+            if flight::part_of(tag) == Part::Decode {
+                if self.fleet.routing.pulls() {
+                    self.transfer(tag, cached);
+                }
+            } else if let Some(flight) = self.flights.get_mut(&flight::request_of(tag)) {
+                flight.cached = cached;
             }
         }
-        let ends = self.now + step_duration(milliseconds);
-        engine.step_ends = Some(ends);
-        let incarnation = engine.incarnation;
-        self.plan(ends, Event::StepEnd(place, incarnation));
     }
 
     pub(super) fn end_step(&mut self, place: usize, incarnation: u32) {
@@ -195,7 +202,7 @@ impl Lab<'_> {
         self.free(number, Leg::Prefill);
         self.bind(number, Leg::Prefill);
         if decode_waits {
-            self.transfer(number);
+            self.hand_over(number);
         }
         let event = match handoff {
             HandoffKind::Completed => LegEvent::PrefillHandoff,
@@ -205,35 +212,63 @@ impl Lab<'_> {
         self.perform(number);
     }
 
-    /// Sends the KV of a finished prefill over its engine's link, after the earlier transfers.
-    pub(super) fn transfer(&mut self, number: usize) {
+    /// Gives a finished prefill to its decode engine: one that pulls allocates blocks before the transfer,
+    /// another one after it.
+    pub(super) fn hand_over(&mut self, number: usize) {
+        let decode = self.flights.get(&number).and_then(|flight| flight.runs.answering.as_ref());
+        let Some((tag, place)) = decode.and_then(|decode| Some((decode.tag?, decode.engine))) else { return };
+        if self.fleet.routing.pulls() {
+            self.submit(number, place, tag);
+        } else {
+            self.transfer(tag, 0);
+        }
+    }
+
+    /// Sends the KV of a finished prefill over its engine's link, after the earlier transfers. The decode
+    /// engine holds the blocks of the first `cached` tokens.
+    fn transfer(&mut self, tag: u64, cached: u32) {
+        let number = flight::request_of(tag);
         let (Some(request), Some(flight)) = (self.trace.requests.get(number), self.flights.get(&number))
         else {
             return;
         };
-        let tag = flight.runs.answering.as_ref().and_then(|decode| decode.tag);
-        let (Some(held), Some(tag)) = (flight.held, tag) else { return };
+        let Some(held) = flight.held.filter(|_| flight.decodes(tag)) else { return };
         let Some(engine) = self.engines.get_mut(held.engine) else { return };
         let start = engine.link_free.max(self.now);
-        engine.link_free = start + self.fleet.links.transfer(request.input_tokens);
+        engine.link_free = start + self.fleet.transfer(request.input_tokens, cached);
         let at = engine.link_free;
-        self.plan(at, Event::Transferred(number, tag));
+        self.plan(at, Event::Transferred(tag));
     }
 
     /// Handles the arrival of KV: the prefill engine releases its blocks, and the decode engine starts.
-    pub(super) fn transferred(&mut self, number: usize, tag: u64) {
-        let Some(flight) = self.flights.get_mut(&number) else { return };
-        let decode = flight.runs.answering.as_ref().filter(|decode| decode.tag == Some(tag));
-        let Some(decode) = decode else { return };
-        let (decode, held) = (decode.engine, flight.held.take());
+    pub(super) fn transferred(&mut self, tag: u64) {
+        let number = flight::request_of(tag);
+        let Some(flight) = self.flights.get_mut(&number).filter(|flight| flight.decodes(tag)) else { return };
+        let held = flight.held.take();
+        let Some(place) = flight.runs.answering.as_ref().map(|decode| decode.engine) else { return };
         match held {
             Some(held) if !held.lost => self.release(held),
             _ => {
+                self.drop_sequence(place, tag);
                 self.leg_failed(number, Leg::Decode, Fault::Status);
                 return self.perform(number);
             }
         }
-        self.submit(number, decode, tag);
+        if !self.fleet.routing.pulls() {
+            return self.submit(number, place, tag);
+        }
+        if let Some(engine) = self.engines.get_mut(place) {
+            engine.core.receive(tag, false);
+        }
+        self.start_step(place);
+    }
+
+    /// Removes a sequence from an engine, whose blocks another one may wait for.
+    pub(super) fn drop_sequence(&mut self, place: usize, tag: u64) {
+        if let Some(engine) = self.engines.get_mut(place) {
+            engine.core.leave(tag);
+        }
+        self.start_step(place);
     }
 
     fn release(&mut self, held: Held) {

@@ -9,7 +9,8 @@ use std::{
 };
 
 use pointsman_lab::{
-    Arm, Ended, EngineGroup, Fleet, Outage, Outcome, RunOptions, RunResult, Targets, Trace, TraceRequest,
+    Arm, Ended, EngineGroup, Fleet, Links, Outage, Outcome, RunOptions, RunResult, StepTimeSpec, Targets,
+    Trace, TraceRequest,
     generate::{Shape, Workload, generate},
     run,
 };
@@ -158,6 +159,36 @@ fn every_kind_of_handoff_and_both_orders_serve_a_pair() {
             assert!(result.outcomes.iter().all(split));
             assert_eq!((result.stranded, result.retries), (0, 0), "{handoff:?} {order:?}");
         }
+    }
+}
+
+#[test]
+fn a_pull_transfers_the_blocks_that_the_decode_engine_lacks_and_other_handoffs_the_whole_prompt() {
+    // A step takes 1 ms, and so does the transfer of a token. Two turns of 640 and 704 tokens; then the
+    // second one again. A sequence uses no cached block with the last token, so that block is transferred.
+    let request = |second: u32, isl: u32| TraceRequest {
+        at: Duration::from_secs(10) * second,
+        input_tokens: isl,
+        output_tokens: 2,
+        blocks: (0..u64::from(isl / 64)).collect(),
+        ..TraceRequest::default()
+    };
+    let requests = vec![request(0, 640), request(1, 704), request(2, 704)];
+    let trace = Trace { block_tokens: 64, requests, ..Trace::default() };
+    let mut fleet = fleet(&[(Role::Prefill, 1), (Role::Decode, 1)]);
+    let step_time = StepTimeSpec::Linear { c0: 1.0, c1: 0.0, c2: 0.0, c3: 0.0, c4: 0.0 };
+    fleet.engines.iter_mut().for_each(|group| group.step_time = step_time);
+    let (bytes_per_token, gigabytes_per_second, latency_ms) = (1_000_000, 1.0, 0.0);
+    fleet.links = Links { bytes_per_token, gigabytes_per_second, latency_ms, ..fleet.links };
+    for (handoff, transferred) in [
+        (HandoffKind::Completed, [640, 64, 64]),
+        (HandoffKind::Bootstrap, [640, 704, 704]),
+        (HandoffKind::Addressed, [640, 704, 704]),
+    ] {
+        fleet.routing.handoff = handoff;
+        let result = result("kv", &trace, &fleet);
+        let ttft: Vec<u128> = result.outcomes.iter().map(|outcome| outcome.ttft.as_millis()).collect();
+        assert_eq!(ttft, transferred.map(|tokens| tokens + 2), "{handoff:?}");
     }
 }
 

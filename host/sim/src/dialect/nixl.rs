@@ -184,6 +184,12 @@ impl Link for Taker {
         PromptKv::Awaited
     }
 
+    /// The decode engine reads the blocks that its prefix cache lacks, at least the last one
+    /// (`nixl/pull_scheduler.py`, `get_num_new_matched_tokens` and `update_state_after_alloc`).
+    fn transferred(&self, isl: u32, cached: u32) -> u32 {
+        isl.saturating_sub(cached)
+    }
+
     fn decides_status(&self) -> bool {
         true
     }

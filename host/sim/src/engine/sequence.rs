@@ -75,6 +75,12 @@ pub(crate) trait Link: Send {
         PromptKv::Computed
     }
 
+    /// Returns how many of the prompt's tokens are transferred if the cache of this engine had `cached` of
+    /// them when it allocated the sequence's blocks.
+    fn transferred(&self, isl: u32, _cached: u32) -> u32 {
+        isl
+    }
+
     /// Returns whether another engine reads the KV after the last token.
     fn gives(&self) -> bool {
         false
@@ -227,7 +233,10 @@ impl Sequence {
         let cached = ticket.admitted().await.ok_or_else(Failure::engine_dead)?;
         let isl = self.plan.prompt.isl();
         let transfer = match self.link.kv() {
-            PromptKv::Awaited => self.engine.with_core(|core| core.transfer(isl)),
+            PromptKv::Awaited => {
+                let tokens = self.link.transferred(isl, cached);
+                self.engine.with_core(|core| core.transfer(tokens))
+            }
             _ => Duration::ZERO,
         };
         let source = self.link.fetch(&self.plan.prompt, transfer).await?;

@@ -108,6 +108,22 @@ async fn a_streamed_decode_has_every_token_and_usage() {
 }
 
 #[tokio::test]
+async fn blocks_that_the_decode_engine_has_cached_are_not_transferred() {
+    // A token takes 0.3 s. The decode engine has computed the first 32 of 33 tokens before.
+    let prefill = start(Dialect::Vllm, Role::Prefill).await;
+    let per_token = std::time::Duration::from_millis(300);
+    let decode =
+        start_with(Dialect::Vllm, Role::Decode, |config| config.transfer_per_token = per_token).await;
+    let request = json!({"model": "tiny", "prompt": "x".repeat(4 * 33), "max_tokens": 2, "ignore_eos": true});
+    assert_eq!(post(&decode, PATH, &request).await.status, 200);
+    let params = post(&prefill, PATH, &prefill_body(&request)).await.json()["kv_transfer_params"].clone();
+    let began = tokio::time::Instant::now();
+    assert_eq!(post(&decode, PATH, &decode_body(&request, &params)).await.status, 200);
+    let took = began.elapsed();
+    assert!(per_token <= took && took < per_token * 33, "{took:?}");
+}
+
+#[tokio::test]
 async fn a_second_use_fails_and_is_counted() {
     let (prefill, decode) = pair().await;
     let params = post(&prefill, PATH, &prefill_body(&original())).await.json()["kv_transfer_params"].clone();

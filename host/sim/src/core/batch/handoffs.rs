@@ -27,6 +27,12 @@ impl BatchEngine {
         Some(token)
     }
 
+    /// Adds every admitted sequence to the batch, as if the KV that it awaits had arrived. For predictions on
+    /// a copy of the engine.
+    pub fn receive_all(&mut self) {
+        self.running.append(&mut self.fetching);
+    }
+
     /// Releases the blocks of a sequence after its last token, or keeps them for another engine.
     pub(super) fn end(&mut self, ended: Running) {
         if ended.sequence.keeps_blocks {

@@ -82,6 +82,24 @@ fn received_kv_takes_memory_and_no_computation() {
 }
 
 #[test]
+fn a_sequence_that_awaits_kv_holds_its_cached_blocks_and_new_ones_for_the_others() {
+    let mut engine = BatchEngine::new(LIMITS, TIME);
+    engine.submit(sequence(1, 49, 1));
+    run(&mut engine);
+    engine.take_admitted();
+    engine.submit(Sequence { kv: PromptKv::Awaited, ..sequence(1, 80, 2) });
+    assert_eq!(engine.begin_step(), None);
+    assert_eq!((engine.take_admitted(), engine.used_blocks()), (vec![(1, 48)], 5));
+    // Twelve blocks do not fit beside these five, and evict none of them.
+    engine.submit(sequence(2, 192, 1));
+    run(&mut engine);
+    assert_eq!((engine.sequences(), engine.evicted()), ((0, 2), 0));
+    assert_eq!(engine.cached_tokens(&sequence(1, 80, 2).prompt, 80), 48);
+    engine.receive(1, false);
+    assert_eq!(run(&mut engine)[..2], [(1.0, vec![1]), (1.0, vec![1])]);
+}
+
+#[test]
 fn the_blocks_of_a_finished_prefill_stay_until_they_were_read() {
     let mut engine = BatchEngine::new(BatchLimits { prefill_only: true, ..LIMITS }, TIME);
     engine.submit(Sequence { keeps_blocks: true, ..sequence(1, 48, 1) });
