@@ -293,6 +293,12 @@ impl Splitter {
     }
 }
 
+/// The whole events at the beginning of a slice, without an event that has not ended.
+#[must_use]
+pub fn whole_events(bytes: &[u8]) -> &[u8] {
+    last_boundary(bytes, 0).and_then(|end| bytes.get(..end)).unwrap_or_default()
+}
+
 /// Behind the last blank line of `bytes`, looked for from `from` on.
 fn last_boundary(bytes: &[u8], from: usize) -> Option<usize> {
     let ends = memchr::memrchr2_iter(b'\n', b'\r', bytes.get(from..)?);

@@ -377,3 +377,16 @@ proptest! {
         prop_assert_eq!(splitter.rest(), bytes.len() - whole);
     }
 }
+
+#[test]
+fn an_event_that_has_not_ended_is_not_a_whole_one() {
+    for (bytes, whole) in [
+        ("", ""),
+        ("data: 1\n", ""),
+        ("data: 1\n\n", "data: 1\n\n"),
+        ("data: 1\r\n\r\ndata: 2\r\n", "data: 1\r\n\r\n"),
+        (": a\n\ndata: 1\n\ndat", ": a\n\ndata: 1\n\n"),
+    ] {
+        assert_eq!(whole_events(bytes.as_bytes()), whole.as_bytes(), "{bytes:?}");
+    }
+}

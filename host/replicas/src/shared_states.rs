@@ -4,6 +4,7 @@
 //! | --- | --- | --- |
 //! | `SLOT.KEY.v` | the last writer | `at` and `by` (the stamp), `value` in base64, `expires_ms` |
 //! | `SLOT.KEY.c.GATEWAY` | one gateway | `at`, `by`, `incarnation`, `sum`, `expires_ms` |
+//! | `probe.k.c.GATEWAY` | one gateway, with each connection | the same, expired |
 //!
 //! SLOT is `prefill`, or `prefill_MODEL` with the model in base64 for a slot of one model. KEY is `k` and the
 //! policy's key in base64 (URL alphabet, without padding). A removed key has neither value nor sum.

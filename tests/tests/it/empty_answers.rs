@@ -97,18 +97,16 @@ async fn i3_a_whole_answer_without_results_is_tried_elsewhere() {
     bench.cluster.at_rest().await.unwrap();
 }
 
+/// Sends each part a while after the one before it, and the first one after the head.
+fn late(parts: &[&str]) -> Vec<Act> {
+    let pause = || Act::Pause(std::time::Duration::from_millis(30));
+    let parts = parts.iter().flat_map(|part| [pause(), Act::Send(chunk(part.as_bytes()))]);
+    [Act::Send(stream_head())].into_iter().chain(parts).chain([Act::Send(b"0\r\n\r\n".to_vec())]).collect()
+}
+
 #[tokio::test]
 async fn i3_a_stream_that_ends_before_any_choice_is_tried_elsewhere() {
     let bench = bench().await;
-    let pause = || Act::Pause(std::time::Duration::from_millis(30));
-    let late = |parts: &[&str]| -> Vec<Act> {
-        let parts = parts.iter().flat_map(|part| [pause(), Act::Send(chunk(part.as_bytes()))]);
-        [Act::Send(stream_head())]
-            .into_iter()
-            .chain(parts)
-            .chain([Act::Send(b"0\r\n\r\n".to_vec())])
-            .collect()
-    };
     for acts in [
         events(DONE),
         late(&[DONE]),
@@ -127,4 +125,44 @@ async fn i3_a_stream_that_ends_before_any_choice_is_tried_elsewhere() {
     let (reply, retried) = bench.ask(CHAT, true, &late(&[usage, DONE])).await;
     assert_eq!((&*reply.body, retried), (format!("{usage}{DONE}").as_bytes(), false));
     bench.cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn i3_a_stream_that_begins_with_bytes_that_are_not_an_event_is_tried_elsewhere() {
+    let bench = bench().await;
+    let page = "<html>\n<h1>502 Bad Gateway</h1>\n</html>\n\n";
+    let in_data = "data: <h1>502 Bad Gateway</h1>\n\n";
+    for acts in [
+        events(in_data),
+        late(&[in_data]),
+        events(&format!("{in_data}{DONE}")),
+        events(&format!("{page}{ROLE}{DONE}")),
+        late(&[": comment\n\n", page, DONE]),
+        late(&[ROLE, in_data, DONE]),
+        late(&["data: Internal ", "Server Error\n\n"]),
+        events("event: error\ndata: <h1>502 Bad Gateway</h1>\n\n"),
+    ] {
+        let (reply, retried) = bench.ask(CHAT, true, &acts).await;
+        let text = String::from_utf8_lossy(&reply.body).into_owned();
+        // I3.25
+        assert!(reply.status == 200 && text.contains("good") && text.ends_with(DONE), "{acts:?}: {text}");
+        assert!(retried && !text.contains("502") && !text.contains("error"), "{text}");
+    }
+    // A readable error of the client is the client's.
+    let (reply, retried) =
+        bench.ask(CHAT, true, &events("data: {\"error\":{\"message\":\"bad\",\"code\":400}}\n\n")).await;
+    assert_eq!((reply.status.as_u16(), retried), (400, false), "{reply:?}");
+    bench.cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn i3_bytes_that_are_not_an_event_have_a_status_where_no_other_worker_is_left() {
+    let events = events("data: <h1>502 Bad Gateway</h1>\n\n");
+    let engines = [RawEngine::serving(move |_| events.clone()).await.unwrap()];
+    let cluster = TestClusterBuilder::new().in_turn(&engines).start().await.unwrap();
+    let body = json!({"model": "tiny", "stream": true, "messages": [{"role": "user", "content": "hello"}]});
+    let reply = cluster.client.post(CHAT, &[], body.to_string()).await.unwrap();
+    // I3.25
+    assert_eq!((reply.status.as_u16(), reply.code().as_str()), (502, "bad_upstream"), "{reply:?}");
+    cluster.at_rest().await.unwrap();
 }

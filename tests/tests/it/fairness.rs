@@ -207,6 +207,24 @@ async fn l1_the_prompt_of_an_sglang_chat_with_token_ids_is_those_ids() {
 }
 
 #[tokio::test]
+async fn l1_token_ids_are_the_prompt_where_another_engine_serves_the_model_besides() {
+    let change = |config: &mut Config| {
+        config.tenants = toml::from_str("'*' = { input_tokens_per_minute = 1000 }").unwrap();
+    };
+    let instant = |dialect| SimConfig::instant(dialect, Role::Aggregated);
+    let builder = TestClusterBuilder::new().sim_with(instant(Dialect::Sglang), "");
+    let cluster = builder.sim_with(instant(Dialect::Vllm), "").config(change).start().await.unwrap();
+    let body = json!({ "model": "tiny", "max_tokens": 4, "input_ids": vec![7; 1_001],
+        "messages": [{ "role": "user", "content": "hi" }] });
+    let route = cluster.client.post("/v1/route", &[], body.to_string()).await.unwrap().json().unwrap();
+    // L1.11
+    assert_eq!(route["legs"][0]["candidates"][0]["terms"]["prompt_tokens"], 1_001, "{route}");
+    let reply = cluster.client.post("/v1/chat/completions", &[], body.to_string()).await.unwrap();
+    assert_eq!((reply.status.as_u16(), reply.code().as_str()), (429, "rate_limit_exceeded"), "{reply:?}");
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
 async fn l1_a_client_that_lies_about_its_tokens_gains_nothing() {
     let cluster = cluster("[tenants.'*']\noutput_tokens_per_minute = 1000", instant()).await;
     for most in [json!(9_223_372_036_854_775_808_u64), json!(-1), json!(0), json!(4_294_967_295_u64)] {

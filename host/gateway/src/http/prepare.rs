@@ -236,10 +236,19 @@ pub(super) fn finds_model(request: &mut Arc<Request>, workers: &Snapshot) -> boo
             request.model = adapter.clone();
         }
     }
-    if let Some(request) = Arc::get_mut(request).filter(|it| workers.is_only_on(Engine::Sglang, &it.model)) {
+    if let Some(request) = Arc::get_mut(request).filter(|it| it.body.get("input_ids").is_some())
+        && reads_ids(workers, &request.model)
+    {
         request.take_input_ids();
     }
     true
+}
+
+/// Returns whether SGLang serves the model: it reads `input_ids` of a chat.
+fn reads_ids(workers: &Snapshot, model: &ModelName) -> bool {
+    let legs = [Leg::Aggregated, Leg::Prefill, Leg::Decode];
+    let mut all = legs.into_iter().flat_map(|leg| workers.pool(model, leg).iter());
+    all.any(|candidate| candidate.worker.spec().engine == Engine::Sglang)
 }
 
 /// Finds the adapter in `lora_path`, which only SGLang reads, and only beside a model that is no adapter.

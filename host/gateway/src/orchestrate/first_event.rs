@@ -25,7 +25,11 @@ impl Drive {
             return Head::NoStream(head);
         }
         let passes_bytes = self.request.endpoint.streams_bytes();
-        let first_event = sse::first_event(head.body_mut().peek()).filter(|_| !passes_bytes);
+        let begin = sse::without_mark(head.body_mut().peek());
+        if !passes_bytes && first_events(sse::whole_events(begin)).next().is_some_and(is_garbage) {
+            return Head::Over(self.answer_failed(not_an_event()));
+        }
+        let first_event = sse::first_event(begin).filter(|_| !passes_bytes);
         let has_event = first_event.is_some();
         let endpoint = self.request.endpoint;
         let whole = first_event.filter(|event| event.ends_with(b"\n"));
@@ -87,6 +91,29 @@ pub(super) fn look_at_first(endpoint: Endpoint, event: &[u8]) -> Result<Seen, Ca
     let error = error_in(&seen, event).or_else(|| overload_of_response(format, event));
     let is_empty = seen.done && matches!(endpoint, Endpoint::ChatCompletions | Endpoint::Completions);
     error.or_else(|| is_empty.then(without_choices)).map_or(Ok(seen), Err)
+}
+
+/// Looks at one of the first events, which is complete.
+///
+/// # Errors
+/// Those of [`look_at_first`], or it is not an event.
+pub(super) fn look_at_whole(endpoint: Endpoint, event: &[u8]) -> Result<Seen, CallError> {
+    if is_garbage(event) { Err(not_an_event()) } else { look_at_first(endpoint, event) }
+}
+
+/// The first ones of complete events by which a stream is judged: with data, or bytes that are not an event.
+pub(super) fn first_events(events: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let all = sse::events(events).filter_map(|place| events.get(place));
+    all.filter(|event| is_garbage(event) || sse::has_data(event))
+}
+
+fn is_garbage(event: &[u8]) -> bool {
+    !sse::is_event(event)
+}
+
+/// Returns the error of bytes between events that are not one.
+pub(super) fn not_an_event() -> CallError {
+    CallError::Protocol("the stream contains bytes that are not an event".to_owned())
 }
 
 /// Returns the error of a stream that ends before any choice.

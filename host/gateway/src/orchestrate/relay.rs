@@ -22,7 +22,7 @@ use crate::{
     openai::sse::{self, Splitter},
     openai::stream_headers::set_stream_headers,
     openai::token_ids::Lists,
-    orchestrate::{Drive, client_connection::ClientConnection},
+    orchestrate::{Drive, client_connection::ClientConnection, first_event::not_an_event},
     upstream::{self, CallError},
 };
 
@@ -262,7 +262,7 @@ impl Relay {
             let event = slice(place.clone());
             if !sse::is_event(event) {
                 self.push(slice(from..place.start));
-                self.fail(CallError::Protocol("the stream contains bytes that are not an event".to_owned()));
+                self.fail(not_an_event());
                 return;
             }
             if sse::is_empty(event) {

@@ -11,6 +11,7 @@ use async_nats::{
     jetstream::{self, kv, stream},
 };
 use futures_util::{StreamExt as _, future::join_all};
+use pointsman_routing::{SharedContent, Stamp, StateChange};
 use pointsman_workers::LogLimit;
 use tokio::{
     task::JoinSet,
@@ -46,6 +47,8 @@ const REMOVED_MS: u64 = 300_000;
 /// Maximum number of a key's characters in the log. A key has the slot, the policy's key in base64, and the
 /// gateway.
 const SHOWN_KEY: usize = 200;
+/// First part of the key of an entry that tests whether the server takes writes. No slot has this name.
+const PROBE: &str = "probe";
 /// Maximum size of a bucket that this gateway creates, bytes.
 const MAX_BYTES: i64 = 64 * 1024 * 1024;
 
@@ -145,7 +148,8 @@ impl StateLink {
             bucket.receive(&entry);
         }
         self.states.shared().for_each(|(_, state)| state.note_all());
-        // A server that refuses the writes shares nothing. The last problem is shown until it confirms them.
+        // A server that refuses the writes shares nothing. The last problem is shown until it confirms one.
+        bucket.probe().await?;
         bucket.send().await?;
         self.status.set_state(StateView { shared: true, problem: None });
         let (mut send, mut remove) = (interval(INTERVAL), interval(REMOVE.0));
@@ -206,6 +210,16 @@ impl Bucket<'_> {
         }
     }
 
+    /// Writes an entry that changes nothing: of no slot, and expired. The server may refuse all writes, and
+    /// without changes nothing else shows that.
+    async fn probe(&self) -> Result<(), String> {
+        let content = SharedContent::Part { writer: 0, incarnation: 0, sum: 0, expires_ms: now_ms() };
+        let stamp = Stamp { time_us: 0, writer: 0 };
+        let change = StateChange { key: String::new(), stamp, content };
+        let (key, body) = to_entry(PROBE, &self.link.gateway, &change);
+        confirmed(self.store.put(key, body.into())).await
+    }
+
     /// Tells the own changes. A change that the server does not confirm is sent again.
     async fn send(&mut self) -> Result<(), String> {
         let link = self.link;
@@ -222,15 +236,11 @@ impl Bucket<'_> {
                 puts.push((key, body));
             }
             let store = &self.store;
-            let puts = puts.into_iter().map(|(key, body)| timeout(ANSWER, store.put(key, body.into())));
+            let puts = puts.into_iter().map(|(key, body)| confirmed(store.put(key, body.into())));
             let mut problem = None;
             for (change, put) in changes.iter().zip(join_all(puts).await) {
                 let counters = &link.status.counters;
-                let failed = match put {
-                    Ok(Ok(_)) => None,
-                    Ok(Err(error)) => Some(error.to_string()),
-                    Err(_) => Some(format!("no confirmation within {ANSWER:?}")),
-                };
+                let failed = put.err();
                 let count = if failed.is_some() { &counters.state_unsent } else { &counters.state_sent };
                 count.fetch_add(1, Relaxed);
                 if failed.is_some() {
@@ -293,8 +303,8 @@ fn bucket(name: &str) -> stream::Config {
 }
 
 /// Returns when an entry of the bucket is of no use any more.
-fn expiry(content: &pointsman_routing::SharedContent, now_ms: u64) -> u64 {
-    use pointsman_routing::SharedContent::{Deleted, Part, Value};
+fn expiry(content: &SharedContent, now_ms: u64) -> u64 {
+    use SharedContent::{Deleted, Part, Value};
     match content {
         Value { expires_ms, .. } | Part { expires_ms, .. } => *expires_ms,
         Deleted => now_ms.saturating_add(REMOVED_MS),
@@ -303,6 +313,12 @@ fn expiry(content: &pointsman_routing::SharedContent, now_ms: u64) -> u64 {
 
 async fn with_time_limit<T>(work: impl Future<Output = Result<T, String>>) -> Result<T, String> {
     timeout(ANSWER, work).await.unwrap_or_else(|_| Err(format!("JetStream did not answer within {ANSWER:?}")))
+}
+
+/// Waits until the server confirms a write.
+async fn confirmed<T, E: std::fmt::Display>(write: impl Future<Output = Result<T, E>>) -> Result<(), String> {
+    let written = timeout(ANSWER, write).await.map_err(|_| format!("no confirmation within {ANSWER:?}"))?;
+    text(written).map(drop)
 }
 
 fn text<T, E: std::fmt::Display>(result: Result<T, E>) -> Result<T, String> {

@@ -30,8 +30,8 @@ const KEPT_MESSAGES: usize = 4096;
 const KEPT_BYTES: usize = 64 * 1024 * 1024;
 /// Largest message in bytes. A larger one ends the connection.
 const MAX_MESSAGE: usize = 64 * 1024 * 1024;
-/// Messages and replies in a row that cannot be decoded, after which the feed is not live: most likely the
-/// engine never sends one that can.
+/// A feed is not live while as many of the last 16 messages and replies cannot be decoded. Each of them made
+/// the feed forget what its engine had reported, or lacks blocks that the engine stored.
 const MAX_UNREADABLE: u32 = 3;
 
 /// Receives one source's events. Called from one task, one call at a time.
@@ -49,8 +49,8 @@ pub trait Sink: Send + Sync {
     /// Reports whether the source is connected, readable and caught up. Initially it is not.
     fn live(&self, live: bool);
 
-    /// Reports that the source is not live, because the last messages could not be decoded, and why the last
-    /// one could not. Called again for each further one.
+    /// Reports that the source is not live, because too many of the last messages could not be decoded, and
+    /// why the last one could not. Called again for each further one.
     fn unreadable(&self, _error: &str) {
         self.live(false);
     }
@@ -132,7 +132,7 @@ pub async fn run(config: FeedConfig, sink: Arc<dyn Sink>, stop: CancellationToke
         previous: None,
         heard: false,
         gave_up: false,
-        unreadable: 0,
+        unread: 0,
         live: false,
     };
     loop {
@@ -182,8 +182,9 @@ struct Feed {
     heard: bool,
     /// Whether the last replay was given up.
     gave_up: bool,
-    /// Number of messages and replies since the last one that could be decoded, also of earlier connections.
-    unreadable: u32,
+    /// Which of the last 16 messages and replies could not be decoded, also of earlier connections: one bit
+    /// each, the last one in the lowest.
+    unread: u16,
     /// Whether the sink was told that the source is live.
     live: bool,
 }
@@ -224,7 +225,7 @@ impl Feed {
             self.fill(subscription, 0).await?;
         }
         loop {
-            if self.unreadable < MAX_UNREADABLE && !std::mem::replace(&mut self.live, true) {
+            if self.is_readable() && !std::mem::replace(&mut self.live, true) {
                 self.sink.live(true);
             }
             let message = subscription.next().await?;
@@ -292,7 +293,7 @@ impl Feed {
                 }
                 match batch.events.iter().find_map(unread_blocks) {
                     Some(name) => self.note_unreadable(name),
-                    None => self.unreadable = 0,
+                    None => self.unread <<= 1,
                 }
                 self.sink.apply(batch);
             }
@@ -307,8 +308,8 @@ impl Feed {
     fn note_unreadable(&mut self, error: &str) {
         tracing::debug!(endpoint = %self.config.endpoint, error, "kv event batch malformed");
         self.config.counters.decode_errors.fetch_add(1, Relaxed);
-        self.unreadable = self.unreadable.saturating_add(1);
-        if self.unreadable >= MAX_UNREADABLE {
+        self.unread = (self.unread << 1) | 1;
+        if !self.is_readable() {
             self.live = false;
             self.sink.unreadable(error);
         }
@@ -325,6 +326,10 @@ impl Feed {
             counters.silences.fetch_add(1, Relaxed);
         }
         tracing::debug!(%endpoint, reason = %lost, "kv event feed disconnected");
+    }
+
+    fn is_readable(&self) -> bool {
+        self.unread.count_ones() < MAX_UNREADABLE
     }
 
     fn restarted(&self) {

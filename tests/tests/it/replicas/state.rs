@@ -293,12 +293,13 @@ async fn q7_while_the_server_refuses_writes_the_state_is_not_shared_and_one_line
         ..replicas("one", &nats.url())
     };
     let one = with(settings).await;
-    assert_eq!(chat(&one).await, 200);
     let is_refused = |replicas: &Value| {
         let state = &replicas["state"];
         state["shared"] == false && state["problem"].to_string().contains("may not publish to `$KV.")
     };
+    // Q7.14: also without changes
     until(&one, "/replicas", "the refusal is named", is_refused).await;
+    assert_eq!(chat(&one).await, 200);
     // More than one attempt.
     let end = Instant::now() + Duration::from_secs(7);
     while Instant::now() < end {

@@ -6,7 +6,7 @@ use crate::{
         request::Endpoint,
         sse::{self, Seen},
     },
-    orchestrate::first_event::look_at_first,
+    orchestrate::first_event::{first_events, look_at_whole},
     upstream::CallError,
 };
 
@@ -22,23 +22,22 @@ impl Relay {
     /// but a role: engines send it before they know whether they will generate anything.
     ///
     /// # Errors
-    /// The stream begins with an error.
+    /// The stream begins with an error, or with bytes that are not an event.
     pub(super) fn begins(&mut self, events: &[u8]) -> Result<bool, CallError> {
         if self.begun {
             return Ok(true);
         }
-        let all = sse::events(events).filter_map(|place| events.get(place));
-        let mut with_data = all.filter(|event| sse::has_data(event));
-        let Some(first) = with_data.next() else { return Ok(true) };
-        let second = with_data.next();
+        let mut first_events = first_events(events);
+        let Some(first) = first_events.next() else { return Ok(true) };
+        let second = first_events.next();
         let endpoint = self.drive.request.endpoint;
-        let seen = look_at_first(endpoint, first)?;
-        if endpoint == Endpoint::ChatCompletions && has_only_role(first, &seen) {
+        let seen = look_at_whole(endpoint, first)?;
+        if endpoint == Endpoint::ChatCompletions && has_only_role(&seen) {
             if second.is_none() && events.len() <= MAX_CHUNK {
                 self.waiting = events.len();
                 return Ok(false);
             }
-            match second.map(|second| look_at_first(endpoint, second)) {
+            match second.map(|second| look_at_whole(endpoint, second)) {
                 // A prompt may be all that was to be computed: its usage says so.
                 Some(Err(error)) if seen.usage.is_none() || !second.is_some_and(sse::is_done) => {
                     return Err(error);
@@ -56,6 +55,6 @@ impl Relay {
 }
 
 /// Whether an event of a chat has neither a token nor the end of the answer.
-fn has_only_role(event: &[u8], seen: &Seen) -> bool {
-    sse::is_event(event) && !(seen.token || seen.finish || seen.done)
+fn has_only_role(seen: &Seen) -> bool {
+    !(seen.token || seen.finish || seen.done)
 }
