@@ -2,6 +2,8 @@ use proptest::prelude::*;
 
 use super::*;
 
+mod local_plan;
+
 const COMPLETED: PrefillTraits =
     PrefillTraits { handoff: HandoffKind::Completed, cancellable: false, abortable: false };
 const BOOTSTRAP: PrefillTraits =
@@ -986,6 +988,8 @@ struct World {
     finished: bool,
     /// Engines that broke on the request.
     broken: u32,
+    /// Whether the aggregated leg is for a planned worker.
+    is_planned: bool,
 }
 
 impl World {
@@ -1017,6 +1021,7 @@ impl World {
             lease_over: false,
             finished: false,
             broken: 0,
+            is_planned: false,
         }
     }
 
@@ -1125,7 +1130,10 @@ impl World {
                 let lost = lost.into_iter().filter(|(_, lives)| self.owed && !lives);
                 events.extend(lost.map(|(lost, _)| E::HandoffLost(lost)));
             }
-            Some(_) => events.extend([E::Routed, E::Unroutable]),
+            Some(_) => {
+                events.extend([E::Routed, E::Unroutable]);
+                events.extend(self.is_planned.then_some(E::PlanRefused));
+            }
             None => {}
         }
         if self.prefill {
@@ -1193,7 +1201,12 @@ impl World {
         }
         match event {
             E::Reserved => (self.reserving, self.placed) = (false, true),
-            E::PrefillRouted(_) | E::Routed | E::Unroutable | E::NoPrefill | E::HandoffLost(_) => {
+            E::PrefillRouted(_)
+            | E::Routed
+            | E::Unroutable
+            | E::PlanRefused
+            | E::NoPrefill
+            | E::HandoffLost(_) => {
                 self.placed |= event == E::Routed;
                 (self.routing, self.reserving) = (None, false);
             }
@@ -1234,6 +1247,7 @@ impl World {
 
     /// Applies an event, and performs the actions that the state machine returns.
     fn step(&mut self, legs: &mut Legs, choice: u8) -> Option<Event> {
+        self.is_planned = legs.follows_plan();
         let possible = self.possible();
         assert!(!possible.is_empty(), "nothing can happen any more: {legs:?} {self:?}");
         let event = self.happen(legs, possible[choice as usize % possible.len()])?;
@@ -1243,7 +1257,16 @@ impl World {
 }
 
 fn run(shape: Shape, retry_policy: RetryPolicy, traits: PrefillTraits, choices: &[u8]) {
-    let (mut legs, actions) = Legs::new(shape, retry_policy);
+    run_legs(Legs::new(shape, retry_policy), shape, retry_policy, traits, choices);
+}
+
+fn run_legs(
+    (mut legs, actions): (Legs, Actions),
+    shape: Shape,
+    retry_policy: RetryPolicy,
+    traits: PrefillTraits,
+    choices: &[u8],
+) {
     let mut world = World::new(traits);
     actions.into_iter().for_each(|action| world.perform(action));
     let mut choices = choices.iter().copied().chain(std::iter::repeat(0));
@@ -1268,6 +1291,10 @@ fn run(shape: Shape, retry_policy: RetryPolicy, traits: PrefillTraits, choices: 
     assert_eq!(legs.is_finished(), world.finished);
     // I14.3
     assert!(world.continuations - world.moves - world.pauses <= retry_policy.continuations);
+    let departures = world.moves + world.pauses;
+    // A plan that ends and a fallback begin one attempt each, and a departure one retry.
+    let most = 3 + retry_policy.retries + world.continuations + departures;
+    assert!(legs.attempt() <= most, "{} attempts", legs.attempt());
     let served = world.answers + u32::from(world.relayed && world.answers == 0);
     assert!(world.gone || served == 1, "the client got {served} answers");
     assert!(legs.on(E::ClientGone).is_empty() && legs.on(E::Ended).is_empty());
