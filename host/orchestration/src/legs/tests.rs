@@ -1201,12 +1201,7 @@ impl World {
         }
         match event {
             E::Reserved => (self.reserving, self.placed) = (false, true),
-            E::PrefillRouted(_)
-            | E::Routed
-            | E::Unroutable
-            | E::PlanRefused
-            | E::NoPrefill
-            | E::HandoffLost(_) => {
+            E::PrefillRouted(_) | E::Routed | E::Unroutable | E::NoPrefill | E::HandoffLost(_) => {
                 self.placed |= event == E::Routed;
                 (self.routing, self.reserving) = (None, false);
             }
@@ -1240,7 +1235,7 @@ impl World {
             E::ClientGone => self.gone = true,
             E::Move => self.moves += u32::from(self.moves < 2),
             E::Pause => self.pauses += u32::from(self.pauses < 2),
-            E::Deadline => {}
+            E::PlanRefused | E::Deadline => {}
         }
         Some(event)
     }
@@ -1251,6 +1246,7 @@ impl World {
         let possible = self.possible();
         assert!(!possible.is_empty(), "nothing can happen any more: {legs:?} {self:?}");
         let event = self.happen(legs, possible[choice as usize % possible.len()])?;
+        self.routing = self.routing.filter(|_| event != E::PlanRefused);
         legs.on(event).into_iter().for_each(|action| self.perform(action));
         Some(event)
     }

@@ -91,7 +91,9 @@ fn d4_a_pair_takes_over_with_workers_that_did_not_fail_if_there_is_another_way()
         pair_may_take_over(&registry.snapshot(), &ModelName::new("m"), None, &tried)
     };
     let workers = [add(1, "prefill"), add(2, "decode")];
-    workers.iter().for_each(|worker| drop(worker.set_health(pointsman_workers::Health::Healthy)));
+    for worker in &workers {
+        worker.set_health(pointsman_workers::Health::Healthy);
+    }
     // D4.9: the planned worker decodes if there is no other way
     assert_eq!((takes_over(&[]), takes_over(&[2])), (true, true));
     add(3, "aggregated").set_health(pointsman_workers::Health::Healthy);
