@@ -39,6 +39,7 @@ mod executor;
 mod first_event;
 mod lateness;
 mod leg_run;
+mod local_plan;
 mod next_event;
 mod outcome;
 mod pause;
@@ -181,7 +182,7 @@ impl Drive {
             (policy.retries, policy.continuations) = (0, 0);
         }
         let form = relay::form_of(&state, &request, &routing_request, &mut policy, &snapshot);
-        let (legs, actions) = Legs::new(plan.shape, policy);
+        let (legs, actions) = plan.legs(policy);
         let deadline = account.started() + state.settings.request_timeout;
         Box::new(Self {
             state,

@@ -34,6 +34,7 @@ mod flight;
 mod gateway;
 mod health;
 mod legs;
+mod local_plan;
 mod oracle;
 mod serving;
 mod wake;

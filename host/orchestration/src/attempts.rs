@@ -274,6 +274,13 @@ impl Attempts {
         }
     }
 
+    /// Gives back the admission and the place of a leg whose planned worker does not take it: the request
+    /// asks for both again, for the legs of a pair.
+    pub fn leave_plan(&mut self, place: Option<Queued>) {
+        self.unconfirmed.take().into_iter().for_each(Admission::withdraw);
+        drop(place);
+    }
+
     /// Returns the event of a leg that is given up.
     #[must_use]
     pub fn unroutable(leg: Leg, error: &RouteError) -> Event {

@@ -12,11 +12,15 @@
 //! | completed | first, once decode has a place; its answer carries parameters | sent with the parameters |
 //! | bootstrap | together with decode | together with prefill |
 //! | addressed | first; the request id names both workers | sent when prefill ended |
+//!
+//! A *local plan* is an aggregated request for one worker. Without that worker it is a remote one.
 
 use pointsman_workers::{Leg, PerLeg};
 use smallvec::smallvec;
 
+mod ending;
 mod failures;
+mod local_plan;
 mod moves;
 mod types;
 
@@ -81,6 +85,10 @@ pub struct Legs {
     moves: u32,
     /// How often the stream paused.
     pauses: u32,
+    /// Whether the one leg is for the worker that a local plan names.
+    follows_plan: bool,
+    /// Whether a pair may take the request over from that worker.
+    has_pair: bool,
 }
 
 /// Engines that may break on a request: a request that kills its engine must not visit every worker.
@@ -110,6 +118,8 @@ impl Legs {
             resumes: false,
             moves: 0,
             pauses: 0,
+            follows_plan: false,
+            has_pair: false,
         };
         let actions = legs.start();
         (legs, actions)
@@ -164,6 +174,7 @@ impl Legs {
             Event::Reserved => self.reserved(),
             Event::Routed => self.after_decode_routed(),
             Event::Unroutable => self.unroutable(),
+            Event::PlanRefused => self.plan_refused(),
             Event::HandoffLost(lost) => self.handoff_lost(lost),
             Event::NoPrefill => self.no_prefill(),
             Event::PrefillHandoff => self.handoff(),
@@ -336,59 +347,6 @@ impl Legs {
             return self.cancel_all();
         }
         Actions::new()
-    }
-
-    fn finish_seen(&mut self) -> Actions {
-        self.resumes &= self.state.answering != LegState::InFlight;
-        let waits = self.state.answering == LegState::InFlight
-            && self.state.prefill == LegState::InFlight
-            && !self.held;
-        if !waits || self.only_consumes() {
-            return Actions::new();
-        }
-        self.held = true;
-        if self.client == Client::Reading { smallvec![Action::Hold] } else { Actions::new() }
-    }
-
-    fn ended(&mut self) -> Actions {
-        if self.state.answering != LegState::InFlight {
-            return Actions::new();
-        }
-        self.state.answering = LegState::Over;
-        self.consumed = true;
-        if self.other_leg_is_in_vain() {
-            return self.cancel_all();
-        }
-        let mut actions = Actions::new();
-        if self.state.prefill == LegState::InFlight {
-            // A successful end waits for prefill [C11]. Without a client there is no answer to hold, but the
-            // prefill leg still runs to its end.
-            if self.client == Client::Reading && !self.held {
-                self.held = true;
-                actions.push(Action::Hold);
-            }
-            return actions;
-        }
-        self.complete(&mut actions);
-        actions
-    }
-
-    /// Ends a request whose legs have all succeeded.
-    fn complete(&mut self, actions: &mut Actions) {
-        if self.client == Client::Waiting {
-            actions.push(Action::Relay);
-        }
-        if self.client != Client::Gone {
-            self.client = Client::Served;
-        }
-        self.finished = true;
-        actions.push(Action::Finish);
-    }
-
-    fn finish(&mut self, mut actions: Actions) -> Actions {
-        self.finished = true;
-        actions.push(Action::Finish);
-        actions
     }
 
     fn handoff_kind(&self) -> Option<HandoffKind> {

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use pointsman_routing::CandidateId;
 use pointsman_workers::{Candidate, Engine, Leg, ModelName, Snapshot};
 
 use crate::legs::{RetryPolicy, Shape};
@@ -83,6 +84,25 @@ pub fn pair_that_is_up<'a>(
 ) -> Option<(&'a Candidate, &'a Candidate)> {
     let [prefill, decode] = [Leg::Prefill, Leg::Decode].map(|leg| snapshot.pool(model, leg));
     first_pair(prefill, decode, |candidate| is_of(engine, candidate) && is_up(candidate))
+}
+
+/// Returns whether a pair may run a request that its planned worker does not run. `tried` are workers that
+/// failed it: one of them is in the pair only if no other worker is left.
+#[must_use]
+pub fn pair_may_take_over(
+    snapshot: &Snapshot,
+    model: &ModelName,
+    engine: Option<Engine>,
+    tried: &[CandidateId],
+) -> bool {
+    let is_other = |candidate: &Candidate| {
+        let id = (candidate.worker_id(), candidate.rank);
+        is_of(engine, candidate) && is_up(candidate) && !tried.contains(&id)
+    };
+    let [prefill, decode, aggregated] =
+        [Leg::Prefill, Leg::Decode, Leg::Aggregated].map(|leg| snapshot.pool(model, leg));
+    first_pair(prefill, decode, is_other).is_some()
+        || (!aggregated.iter().any(is_other) && pair_that_is_up(snapshot, model, engine).is_some())
 }
 
 /// Returns whether a worker has this engine, if only one will do.

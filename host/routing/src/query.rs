@@ -128,8 +128,8 @@ pub struct Query<'a> {
     /// The candidate this leg's session is bound to (F8); chosen when it is eligible and no hint pins
     /// another.
     pub session: Option<CandidateId>,
-    /// The decode candidate for which the decode override decided on local prefill; chosen when it is
-    /// eligible.
+    /// The decode candidate for which the decode override decided on local prefill: no other one may serve
+    /// this leg, unless a hint pins one.
     pub planned: Option<CandidateId>,
     /// Candidates that this request already tried; they are skipped.
     pub tried: &'a [CandidateId],

@@ -133,11 +133,13 @@ pub struct Receipt {
 
 impl Receipt {
     /// Returns the decisions of a request, each with whether its leg was decided again later because it
-    /// failed.
+    /// failed. A request whose planned worker or pair failed may go on with other legs.
     pub fn with_retried(receipts: &[Self]) -> impl Iterator<Item = (&Self, bool)> {
         receipts.iter().enumerate().map(|(place, receipt)| {
             let mut later = receipts.iter().skip(place + 1);
-            (receipt, !receipt.served_until_move && later.any(|other| other.leg == receipt.leg))
+            let is_alone = |receipt: &Self| receipt.leg == Leg::Aggregated;
+            let replaces = |other: &Self| other.leg == receipt.leg || is_alone(other) != is_alone(receipt);
+            (receipt, !receipt.served_until_move && later.any(replaces))
         })
     }
 

@@ -74,6 +74,7 @@ mod latency_targets;
 mod learning;
 mod lengths;
 mod limits;
+mod local_plans;
 mod locked_servers;
 mod log_lines;
 mod loops;

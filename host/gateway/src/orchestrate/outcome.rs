@@ -273,7 +273,9 @@ impl Drive {
         // No other worker may take a pinned leg. A handoff that was not taken goes to the same one again.
         let pin = self.request.hints.pinned(leg);
         let is_pinned = pin.is_some() && !is_unread && (leg != Leg::Decode || error.began());
-        let asks = candidate.as_ref().is_some_and(|candidate| self.asks_another(leg, candidate, &error));
+        let asks_pair = self.asks_pair(leg, &error);
+        let asks = candidate.as_ref().filter(|_| !asks_pair);
+        let asks = asks.is_some_and(|candidate| self.asks_another(leg, candidate, &error));
         // A handoff that is in hand goes to another worker only if that one certainly takes it. What a proxy
         // sends is not sent again.
         let may_serve = error.retryable() || asks || (leg != Leg::Decode && error.is_of_worker());
@@ -290,9 +292,11 @@ impl Drive {
         };
         self.count_failure(leg, &error, blame);
         match &candidate {
+            _ if asks_pair => {}
             Some(unread) if is_unread => self.attempts.note_unread((leg, unread.worker_id())),
             failed => self.attempts.note_failure(failed.as_ref().map(id_of)),
         }
+        self.note_failed_plan(leg, asks_pair, failed.retryable);
         self.note_declined(leg, &error);
         self.suspect_pair(source.as_ref(), is_unread);
         self.failed_span = self.runs[leg].span;
@@ -321,6 +325,8 @@ impl Drive {
             after.filter(|_| leg == Leg::Decode).inspect(|after| self.attempts.note_refused_handoff(*after));
         }
         run.fails(cause, has_answered);
+        // The pair's answer counts.
+        run.failure = run.failure.take().filter(|_| !asks_pair);
         run.record = None;
         self.free(leg);
         Event::Failed(leg, failed)

@@ -30,6 +30,9 @@ impl Drive {
         let why = "it made room for a request of a higher priority";
         self.runs.answering.failure = Some(ApiError::BadUpstream(why.to_owned()));
         self.attempts.begin_pause();
+        if self.legs.follows_plan() {
+            self.legs.note_pair(self.pair_takes_over(self.attempts.tried()));
+        }
     }
 
     /// Has the rest of a stream that paused wait in the queue for the leg that answers. `place`: the place

@@ -5,7 +5,9 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use pointsman_orchestration::{NoPair, RetryPolicy, Shape, Splittable, is_of, is_up, pair_that_is_up};
+use pointsman_orchestration::{
+    Actions, Legs, NoPair, RetryPolicy, Shape, Splittable, is_of, is_up, pair_may_take_over, pair_that_is_up,
+};
 use pointsman_routing::{
     CandidateId, Pairing, Plan, Purpose, Query, RoutingRequest, SlotKind, no_worker_text,
 };
@@ -33,6 +35,16 @@ pub(crate) struct RequestPlan {
     pub(crate) planned: Option<CandidateId>,
     /// The decode override's decision, when it was asked.
     pub(crate) decode_override: Option<OverrideRecord>,
+}
+
+impl RequestPlan {
+    /// Returns the legs of the request, and their first actions.
+    pub(super) fn legs(&self, policy: RetryPolicy) -> (Legs, Actions) {
+        match self.planned {
+            Some(_) => Legs::of_local_plan(policy),
+            None => Legs::new(self.shape, policy),
+        }
+    }
 }
 
 /// Why a request cannot be served.
@@ -119,12 +131,24 @@ pub(crate) fn plan(
             Ok(RequestPlan { planned: planned.decode, decode_override, ..SINGLE })
         }
         plan => {
-            if matches!(plan, Plan::Local) && purpose == Purpose::Route {
+            // An operator or a client that excludes local prefill misses nothing.
+            let excluded = splittable.enforce_disagg || splittable.pins_prefill;
+            if matches!(plan, Plan::Local) && purpose == Purpose::Route && !excluded {
                 state.metrics.handoff("local_refused");
             }
             Ok(RequestPlan { shape: Shape::Remote, planned: None, decode_override })
         }
     }
+}
+
+/// Returns whether a pair may run a request that its planned worker does not run. `tried`: workers that
+/// failed it.
+pub(super) fn pair_takes_over(request: &Request, snapshot: &Snapshot, tried: &[CandidateId]) -> bool {
+    let (model, engine) = (&request.model, request.endpoint.engine());
+    let pair = pair_that_is_up(snapshot, model, engine);
+    pair.is_some_and(|(prefill, _)| why_unsplittable(request, snapshot, prefill).is_none())
+        && may_split(request, snapshot)
+        && pair_may_take_over(snapshot, model, engine, tried)
 }
 
 /// The error of a request that cannot be split, for a reason, and that no single worker may serve.

@@ -2,7 +2,7 @@
 //! drains still serves it, so that a stream whose rest no other worker takes stays where it is (I15); or
 //! while the stream is paused, so that its rest books nothing before its turn has come (L5).
 
-use pointsman_orchestration::HandoffKind;
+use pointsman_orchestration::{HandoffKind, Shape};
 use pointsman_routing::{CandidateId, Pairing, Query, ReservedPlace, RouteError, Routed};
 use pointsman_workers::Leg;
 
@@ -27,6 +27,9 @@ impl Drive {
         // Workers joined and left since the request began.
         self.snapshot = self.state.registry.snapshot();
         let Some(tried) = self.tried_and_left() else { return false };
+        if self.legs.follows_plan() {
+            self.legs.note_pair(self.pair_takes_over(&tried));
+        }
         let is_refused = would_be_quarantined(&self.state, &self.request).is_some();
         !is_refused && self.legs_of_rest().iter().all(|leg| self.is_free(*leg, &tried))
     }
@@ -68,15 +71,15 @@ impl Drive {
     }
 
     fn find_both(&self, tried: &[CandidateId]) -> Result<PlannedMove, RouteError> {
-        let answering = self.answering();
+        let shape = self.legs.shape_of_rest();
         let book = |leg, other| self.book_worker(leg, &self.elsewhere(leg, other, tried), &mut None);
         let id = |routed: &Routed| Some(id_of(&routed.candidate));
         let mut planned = PlannedMove::default();
-        if answering == Leg::Aggregated {
-            planned.answering = Some(book(answering, None)?);
+        if shape == Shape::Aggregated {
+            planned.answering = Some(book(Leg::Aggregated, None)?);
             return Ok(planned);
         }
-        if self.legs.first_leg() == Leg::Decode {
+        if self.legs.first_leg_of(shape) == Leg::Decode {
             let decode = book(Leg::Decode, None)?;
             planned.prefill = Some(book(Leg::Prefill, id(&decode))?);
             planned.answering = Some(decode);
@@ -103,9 +106,9 @@ impl Drive {
     }
 
     fn legs_of_rest(&self) -> &'static [Leg] {
-        match self.answering() {
-            Leg::Aggregated => &[Leg::Aggregated],
-            Leg::Prefill | Leg::Decode => &[Leg::Prefill, Leg::Decode],
+        match self.legs.shape_of_rest() {
+            Shape::Aggregated => &[Leg::Aggregated],
+            Shape::Remote => &[Leg::Prefill, Leg::Decode],
         }
     }
 

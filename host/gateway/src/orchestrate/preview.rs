@@ -108,8 +108,17 @@ impl Preview<'_> {
         if let Some(error) = would_be_quarantined(self.state, self.request) {
             return Err(error);
         }
-        if planning.shape == Shape::Aggregated {
-            let local = self.route(Leg::Aggregated, None, planning.planned);
+        let mut shape = planning.shape;
+        if let Some(planned) = planning.planned {
+            if let Ok(local) = self.route(Leg::Aggregated, None, Some(planned)) {
+                return Ok(vec![local]);
+            }
+            if plan::pair_takes_over(self.request, self.snapshot, &[]) {
+                shape = Shape::Remote;
+            }
+        }
+        if shape == Shape::Aggregated {
+            let local = self.route(Leg::Aggregated, None, None);
             return Ok(vec![local.map_err(|error| self.client_error(error))?]);
         }
         let policy = plan::retry_policy(self.state, self.request, self.snapshot);
@@ -125,7 +134,7 @@ impl Preview<'_> {
             && policy.local_fallback
             && Attempts::unroutable(leg, &error) == Event::NoPrefill
         {
-            let local = self.route(Leg::Aggregated, None, planning.planned);
+            let local = self.route(Leg::Aggregated, None, None);
             // A failure of prefill explains more than "no worker", and a pause more than a failure.
             let told =
                 |local: RouteError| self.client_error(if local.pause().is_some() { local } else { error });

@@ -13,6 +13,7 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use http::{HeaderValue, Response, header};
 use pointsman_orchestration::{Action, Event};
+use pointsman_workers::Leg;
 use tokio::time::{Instant, Sleep};
 
 use crate::{
@@ -338,7 +339,8 @@ impl Relay {
             }
             Action::FailDeadline => self.fail_client(ApiError::Deadline),
             Action::Cancel(leg) => {
-                if leg == self.drive.answering() {
+                // A local plan or a fallback changes which leg answers before the old one is cancelled.
+                if leg != Leg::Prefill {
                     self.incoming = None;
                 }
                 self.drive.perform(action);

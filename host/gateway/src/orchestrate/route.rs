@@ -149,6 +149,9 @@ impl Drive {
     }
 
     fn not_routed(&mut self, leg: Leg, error: RouteError, place: Option<Queued>, begun: Instant) {
+        if self.planned_for(leg).is_some() {
+            return self.plan_refused(place, begun);
+        }
         self.attempts.note_client(!self.legs.only_consumes());
         let state = &self.state;
         let (request, account) = (&self.routing_request, &self.account);
@@ -259,7 +262,7 @@ impl Drive {
             explain: self.explain || self.account.is_traced(),
             other_leg: other.map(id_of),
             queue_us: u32::try_from(self.attempts.queued().as_micros()).unwrap_or(u32::MAX),
-            planned: self.planned.filter(|_| leg == Leg::Aggregated),
+            planned: self.planned_for(leg),
             tried: self.attempts.tried(),
             spared: self.attempts.spared(leg),
             request_id: Some(&self.account.request_id),
@@ -267,9 +270,11 @@ impl Drive {
         }
     }
 
-    /// Notes that a worker accepted a leg: it has the prompt (F5), and the session is bound to it (F8).
+    /// Notes that a worker accepted a leg: it has the prompt (F5), and the session is bound to it (F8). A
+    /// planned worker is one of the decode leg.
     pub(crate) fn accepted(&mut self, leg: Leg) {
         self.runs[leg].keep_record();
+        let leg = self.planned_for(leg).map_or(leg, |_| Leg::Decode);
         let Some(ttl) = self.state.settings.affinity(&self.request.hints) else { return };
         if let (Some(session), Some(candidate)) = (self.routing_request.session_hash, self.candidate(leg)) {
             self.state.sessions.bind(session, leg, id_of(candidate), ttl);

@@ -180,6 +180,11 @@ impl Flight {
             .map(|run| (run.candidate.worker.id(), RANK))
     }
 
+    /// Returns the worker that a leg is planned for, while the plan holds.
+    pub(super) fn planned_for(&self, leg: Leg) -> Option<CandidateId> {
+        self.planned.filter(|_| leg == Leg::Aggregated && self.legs.follows_plan())
+    }
+
     /// Returns what is known of the handoff when this leg is routed.
     pub(super) fn pairing(&self, leg: Leg) -> Pairing {
         if leg != Leg::Decode {

@@ -167,6 +167,7 @@ impl Lab<'_> {
         if leg != Leg::Prefill {
             self.free(number, leg);
         }
+        self.note_failed_plan(number, leg);
         self.report(number, LegEvent::Failed(leg, fault.failed()));
     }
 

@@ -61,7 +61,11 @@ impl Lab<'_> {
         match self.plan_request(number, &routing_request) {
             Err(ended) => self.refuse(number, ended),
             Ok(plan) => {
-                let legs = Legs::new(plan.shape, self.split.retry_policy);
+                let policy = self.split.retry_policy;
+                let legs = match plan.planned {
+                    Some(_) => Legs::of_local_plan(policy),
+                    None => Legs::new(plan.shape, policy),
+                };
                 let seed = self.rng_of_pauses.random();
                 let mut flight = Flight::new(self.now, routing_request, prepared.chain, legs, seed);
                 (flight.planned, flight.decode_override) = (plan.planned, plan.decode_override);
@@ -214,7 +218,7 @@ impl Lab<'_> {
         let query = Query {
             attempt: flight.attempts.earlier(),
             pin: pin.map(|worker| (worker, Some(RANK))),
-            planned: flight.planned.filter(|_| leg == Leg::Aggregated),
+            planned: flight.planned_for(leg),
             tried: flight.attempts.tried(),
             other_leg: flight.other_leg(leg),
             pairing: flight.pairing(leg),
@@ -270,6 +274,9 @@ impl Lab<'_> {
 
     fn not_routed(&mut self, number: usize, leg: Leg, error: &RouteError, place: Option<Queued>) {
         let Some(flight) = self.flights.get_mut(&number) else { return };
+        if flight.planned_for(leg).is_some() {
+            return self.plan_refused(number, place);
+        }
         let parking = Parking {
             queue: &self.gateways.of(number).queue,
             admission_request: to_admit(&self.model, &flight.request, flight.arrived),

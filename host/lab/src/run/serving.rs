@@ -170,6 +170,7 @@ impl Lab<'_> {
         let ttl = self.fleet.routing.session_affinity;
         let Some(flight) = self.flights.get(&number).filter(|_| !ttl.is_zero()) else { return };
         if let (Some(session), Some(run)) = (flight.request.session_hash, &flight.runs[leg]) {
+            let leg = flight.planned_for(leg).map_or(leg, |_| Leg::Decode);
             self.gateways.of(number).sessions.bind(session, leg, (run.candidate.worker.id(), RANK), ttl);
         }
     }

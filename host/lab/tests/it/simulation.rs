@@ -227,6 +227,25 @@ fn a_prefill_engine_that_goes_away_costs_a_retry_or_a_local_prefill() {
 }
 
 #[test]
+fn d4_requests_of_a_planned_engine_that_goes_away_run_over_a_pair() {
+    let arm = "local=kv-aware+conditional-disagg@{\"enabled\": true, \"local-prompt-tokens\": 1000000}";
+    for handoff in [HandoffKind::Completed, HandoffKind::Bootstrap, HandoffKind::Addressed] {
+        let mut fleet = fleet(&[(Role::Prefill, 1), (Role::Decode, 2)]);
+        fleet.routing.handoff = handoff;
+        fleet.outages = vec![Outage { engine: 1, from_s: 5.0, for_s: 10.0 }];
+        let retried = result(arm, &prompts(200), &fleet);
+        let again: Vec<&Outcome> = retried.outcomes.iter().filter(|outcome| outcome.attempts > 1).collect();
+        assert!(!again.is_empty(), "{handoff:?}");
+        // D4.9
+        assert!(
+            again.iter().all(|outcome| (outcome.prefill_engine, outcome.decode_engine) == (0, 2)),
+            "{again:?}"
+        );
+        assert_eq!(ended(&retried, Ended::Complete) + ended(&retried, Ended::Failed), 200);
+    }
+}
+
+#[test]
 fn the_oracle_is_faster_than_a_random_choice_and_serves_pairs() {
     let trace = prompts(300);
     for groups in [&[(Role::Aggregated, 4)][..], &PAIRS] {

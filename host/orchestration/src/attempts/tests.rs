@@ -195,3 +195,30 @@ fn i2_a_worker_is_spared_for_the_leg_that_it_did_not_read_only() {
     // I2.14
     assert_eq!((attempts.spared(Leg::Prefill), attempts.spared(Leg::Decode)), (Some(WorkerId(7)), None));
 }
+
+#[tokio::test(start_paused = true)]
+async fn d4_a_plan_that_is_refused_gives_its_admission_and_its_place_back_before_the_pair_asks() {
+    let (model, request) = (ModelName::new("m"), RoutingRequest::default());
+    // One request in flight, and one in the queue.
+    let queue =
+        AdmissionQueue::new(QueueRules { limit: 1, bytes: 1, max_inflight: 1, ..QueueRules::default() });
+    let admission_request =
+        AdmissionRequest { model: &model, request: &request, pin: None, arrived: Instant::now(), bytes: 0 };
+    let parking = Parking { queue: &queue, admission_request, timeout: Duration::from_secs(1) };
+    let mut attempts = Attempts::default();
+    assert!(matches!(attempts.enter(Leg::Aggregated, None, &parking), Entry::Route(None)));
+    assert_eq!(queue.inflight(), 1);
+    attempts.leave_plan(None);
+    assert_eq!(queue.inflight(), 0);
+    // D4.10
+    assert!(matches!(attempts.enter(Leg::Prefill, None, &parking), Entry::Route(None)));
+    // It waited for its planned worker, and the queue is full.
+    let mut other = Attempts::default();
+    assert!(matches!(other.enter(Leg::Aggregated, None, &parking), Entry::Wait));
+    let Some((leg, place)) = other.resume() else { panic!("it waits") };
+    assert_eq!((leg, queue.waiting()), (Leg::Aggregated, 1));
+    other.leave_plan(place);
+    // D4.10
+    assert!(matches!(other.enter(Leg::Prefill, None, &parking), Entry::Wait));
+    assert_eq!((queue.waiting(), queue.inflight()), (1, 1));
+}

@@ -134,6 +134,10 @@ impl Legs {
             return self.continue_elsewhere();
         }
         let mut actions = smallvec![Action::Cancel(answering)];
+        if self.asks_pair(failed) {
+            actions.extend(self.start_without_plan());
+            return actions;
+        }
         // No engine began to work on it, so another decode worker may take it [E5]. It costs no retry. An
         // engine that refuses even one token says nothing about the others. An addressed handoff names its
         // worker.
@@ -193,7 +197,7 @@ impl Legs {
         let mut actions = self.stop(Leg::Prefill);
         actions.push(Action::Continue);
         (self.resumes, self.consumed, self.prefill_failed) = (true, false, false);
-        actions.extend(self.start());
+        actions.extend(self.start_without_plan());
         actions
     }
 
@@ -226,7 +230,7 @@ impl Legs {
     fn retry(&mut self) -> Actions {
         self.policy.retries -= 1;
         let mut actions = self.release_decode();
-        actions.extend(self.start());
+        actions.extend(self.start_without_plan());
         actions
     }
 

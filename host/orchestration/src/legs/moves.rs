@@ -37,9 +37,16 @@ impl Legs {
     /// Returns the leg that is routed first.
     #[must_use]
     pub fn first_leg(&self) -> Leg {
-        match (self.shape, self.policy.order) {
+        self.first_leg_of(self.shape)
+    }
+
+    /// Returns the leg of a shape that is routed first.
+    #[must_use]
+    pub fn first_leg_of(&self, shape: Shape) -> Leg {
+        match (shape, self.policy.order) {
+            (Shape::Aggregated, _) => Leg::Aggregated,
             (Shape::Remote, LegOrder::PrefillFirst) => Leg::Prefill,
-            _ => self.answering(),
+            (Shape::Remote, LegOrder::DecodeFirst) => Leg::Decode,
         }
     }
 

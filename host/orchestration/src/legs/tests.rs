@@ -2,6 +2,8 @@ use proptest::prelude::*;
 
 use super::*;
 
+mod local_plan;
+
 const COMPLETED: PrefillTraits =
     PrefillTraits { handoff: HandoffKind::Completed, cancellable: false, abortable: false };
 const BOOTSTRAP: PrefillTraits =
@@ -986,6 +988,8 @@ struct World {
     finished: bool,
     /// Engines that broke on the request.
     broken: u32,
+    /// Whether the aggregated leg is for a planned worker.
+    is_planned: bool,
 }
 
 impl World {
@@ -1017,6 +1021,7 @@ impl World {
             lease_over: false,
             finished: false,
             broken: 0,
+            is_planned: false,
         }
     }
 
@@ -1125,7 +1130,10 @@ impl World {
                 let lost = lost.into_iter().filter(|(_, lives)| self.owed && !lives);
                 events.extend(lost.map(|(lost, _)| E::HandoffLost(lost)));
             }
-            Some(_) => events.extend([E::Routed, E::Unroutable]),
+            Some(_) => {
+                events.extend([E::Routed, E::Unroutable]);
+                events.extend(self.is_planned.then_some(E::PlanRefused));
+            }
             None => {}
         }
         if self.prefill {
@@ -1227,23 +1235,34 @@ impl World {
             E::ClientGone => self.gone = true,
             E::Move => self.moves += u32::from(self.moves < 2),
             E::Pause => self.pauses += u32::from(self.pauses < 2),
-            E::Deadline => {}
+            E::PlanRefused | E::Deadline => {}
         }
         Some(event)
     }
 
     /// Applies an event, and performs the actions that the state machine returns.
     fn step(&mut self, legs: &mut Legs, choice: u8) -> Option<Event> {
+        self.is_planned = legs.follows_plan();
         let possible = self.possible();
         assert!(!possible.is_empty(), "nothing can happen any more: {legs:?} {self:?}");
         let event = self.happen(legs, possible[choice as usize % possible.len()])?;
+        self.routing = self.routing.filter(|_| event != E::PlanRefused);
         legs.on(event).into_iter().for_each(|action| self.perform(action));
         Some(event)
     }
 }
 
 fn run(shape: Shape, retry_policy: RetryPolicy, traits: PrefillTraits, choices: &[u8]) {
-    let (mut legs, actions) = Legs::new(shape, retry_policy);
+    run_legs(Legs::new(shape, retry_policy), shape, retry_policy, traits, choices);
+}
+
+fn run_legs(
+    (mut legs, actions): (Legs, Actions),
+    shape: Shape,
+    retry_policy: RetryPolicy,
+    traits: PrefillTraits,
+    choices: &[u8],
+) {
     let mut world = World::new(traits);
     actions.into_iter().for_each(|action| world.perform(action));
     let mut choices = choices.iter().copied().chain(std::iter::repeat(0));
@@ -1268,6 +1287,10 @@ fn run(shape: Shape, retry_policy: RetryPolicy, traits: PrefillTraits, choices: 
     assert_eq!(legs.is_finished(), world.finished);
     // I14.3
     assert!(world.continuations - world.moves - world.pauses <= retry_policy.continuations);
+    let departures = world.moves + world.pauses;
+    // A plan that ends and a fallback begin one attempt each, and a departure one retry.
+    let most = 3 + retry_policy.retries + world.continuations + departures;
+    assert!(legs.attempt() <= most, "{} attempts", legs.attempt());
     let served = world.answers + u32::from(world.relayed && world.answers == 0);
     assert!(world.gone || served == 1, "the client got {served} answers");
     assert!(legs.on(E::ClientGone).is_empty() && legs.on(E::Ended).is_empty());

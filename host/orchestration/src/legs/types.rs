@@ -89,6 +89,8 @@ pub enum Event {
     PrefillRouted(PrefillTraits),
     /// No worker can take a leg on the client's terms.
     Unroutable,
+    /// The worker that a local plan names cannot take the aggregated leg.
+    PlanRefused,
     /// A committed handoff cannot be consumed.
     HandoffLost(Lost),
     /// No prefill worker can take the prefill leg: each failed, is down or refuses more work.

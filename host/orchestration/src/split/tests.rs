@@ -77,3 +77,29 @@ fn the_first_pair_is_that_of_a_search_through_all_pairs() {
         }
     }
 }
+
+#[test]
+fn d4_a_pair_takes_over_with_workers_that_did_not_fail_if_there_is_another_way() {
+    let registry = pointsman_workers::Registry::default();
+    let add = |id: u64, role: &str| {
+        let flag = format!("id={id},role={role},engine=vllm,url=http://worker-{id}:1,model=m");
+        registry.upsert(WorkerSpec::parse_flag(&flag).unwrap())
+    };
+    let takes_over = |tried: &[u64]| {
+        let tried: Vec<_> =
+            tried.iter().map(|id| (pointsman_workers::WorkerId(*id), pointsman_workers::DpRank(0))).collect();
+        pair_may_take_over(&registry.snapshot(), &ModelName::new("m"), None, &tried)
+    };
+    let workers = [add(1, "prefill"), add(2, "decode")];
+    for worker in &workers {
+        worker.set_health(pointsman_workers::Health::Healthy);
+    }
+    // D4.9: the planned worker decodes if there is no other way
+    assert_eq!((takes_over(&[]), takes_over(&[2])), (true, true));
+    add(3, "aggregated").set_health(pointsman_workers::Health::Healthy);
+    assert_eq!((takes_over(&[]), takes_over(&[2])), (true, false));
+    add(4, "decode").set_health(pointsman_workers::Health::Healthy);
+    assert!(takes_over(&[2]));
+    workers[0].set_health(pointsman_workers::Health::Unhealthy);
+    assert!(!takes_over(&[]));
+}

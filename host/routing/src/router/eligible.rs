@@ -39,6 +39,11 @@ pub(super) fn candidate_rows(
     check_other_pin(query, busy, rows)?;
     let filled = if query.pin.is_some() {
         pinned_row(query, busy, pool, rows)
+    } else if let Some(planned) = query.planned {
+        planned_row(query, busy, pool, planned).map(|row| {
+            rows.clear();
+            rows.push(row);
+        })
     } else {
         eligible_rows(query, busy, pool, rows).map(|()| prefer_free_partners(query, busy, pool, rows))
     };
@@ -202,14 +207,34 @@ fn pinned_row(
     Err(RouteError::NotEligible(worker, reason))
 }
 
+/// Returns the row of the candidate for which local prefill is planned. Its own prompts and those that other
+/// workers prefill share its engine, so it has to be within the limits of both legs.
+fn planned_row(
+    query: &Query<'_>,
+    busy: &BusyRules,
+    pool: &Pool,
+    planned: CandidateId,
+) -> Result<u32, RouteError> {
+    let limits = busy.limits_of(query, query.leg);
+    let of_decode = busy.limits_of(query, Leg::Decode).thresholds;
+    let is_free = |candidate: &&Candidate| {
+        !query.tried.contains(&planned)
+            && of_decode.exceeded(candidate.load().view()).is_none()
+            && ineligible(query, &limits, candidate).is_none()
+    };
+    let row = pool.row_of(planned.0, planned.1);
+    let free = row.filter(|row| pool.get(*row as usize).as_ref().is_some_and(is_free));
+    free.ok_or_else(|| none_left(query, "the worker for which local prefill was planned cannot take it now"))
+}
+
 /// The error of a leg whose eligible candidates were all left out, for a reason.
 pub(super) fn none_left(query: &Query<'_>, reason: &str) -> RouteError {
     let text = format!("no worker can serve '{}': {reason}", query.model);
     RouteError::NoWorker { leg: query.leg, text }
 }
 
-/// Returns the row that is fixed before any policy runs: by a hint, by the session, or by the decode
-/// override's plan.
+/// Returns the row that is fixed before any policy runs: by a hint, by the decode override's plan, or by the
+/// session.
 pub(super) fn preset_row(query: &Query<'_>, pool: &Pool, rows: &[u32]) -> Option<(u32, Decider)> {
     if query.pin.is_some() {
         Invariant::PinnedRow.check(!rows.is_empty());
@@ -217,8 +242,8 @@ pub(super) fn preset_row(query: &Query<'_>, pool: &Pool, rows: &[u32]) -> Option
     }
     let row_of =
         |(worker, rank): CandidateId| pool.row_of(worker, rank).filter(|row| rows.binary_search(row).is_ok());
-    let session = query.session.and_then(row_of).map(|row| (row, Decider::Session));
-    session.or_else(|| query.planned.and_then(row_of).map(|row| (row, Decider::Plan)))
+    let planned = query.planned.and_then(row_of).map(|row| (row, Decider::Plan));
+    planned.or_else(|| query.session.and_then(row_of).map(|row| (row, Decider::Session)))
 }
 
 /// Returns why `candidate` may not serve the leg, when it may not (F6).

@@ -14,6 +14,7 @@ use crate::{
 };
 
 mod committed;
+mod local_plan;
 mod short_list;
 mod warm_up;
 
