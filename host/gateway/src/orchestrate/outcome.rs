@@ -312,13 +312,7 @@ impl Drive {
         }
         let has_answered = is_poison || error.has_answered();
         let refusal = error.refusal();
-        let mut cause = self.client_error(leg, error);
-        if is_poison {
-            cause = ApiError::Poison { cause: cause.to_string(), left: self.state.settings.quarantine };
-        }
-        if let Some((worker, _)) = pin {
-            cause = cause.of_pinned(leg, worker);
-        }
+        let cause = self.cause(leg, error, is_poison);
         let run = &mut self.runs[leg];
         if let Some(candidate) = &candidate {
             let after = run.refusals.note(refusal, &cause, &candidate.worker);
@@ -330,6 +324,16 @@ impl Drive {
         run.record = None;
         self.free(leg);
         Event::Failed(leg, failed)
+    }
+
+    /// The error for the client of a leg that failed.
+    fn cause(&self, leg: Leg, error: CallError, is_poison: bool) -> ApiError {
+        let mut cause = self.client_error(leg, error);
+        if is_poison {
+            cause = ApiError::Poison { cause: cause.to_string(), left: self.state.settings.quarantine };
+        }
+        let Some((worker, _)) = self.request.hints.pinned(leg) else { return cause };
+        cause.of_pinned(leg, worker)
     }
 
     /// Counts a failed leg, and tells its worker. A leg that the gateway aborted has not failed, however its
