@@ -312,7 +312,7 @@ impl Drive {
         }
         let has_answered = is_poison || error.has_answered();
         let refusal = error.refusal();
-        let cause = self.cause(leg, error, is_poison);
+        let cause = self.client_cause(leg, error, is_poison);
         let run = &mut self.runs[leg];
         if let Some(candidate) = &candidate {
             let after = run.refusals.note(refusal, &cause, &candidate.worker);
@@ -327,7 +327,7 @@ impl Drive {
     }
 
     /// The error for the client of a leg that failed.
-    fn cause(&self, leg: Leg, error: CallError, is_poison: bool) -> ApiError {
+    fn client_cause(&self, leg: Leg, error: CallError, is_poison: bool) -> ApiError {
         let mut cause = self.client_error(leg, error);
         if is_poison {
             cause = ApiError::Poison { cause: cause.to_string(), left: self.state.settings.quarantine };
