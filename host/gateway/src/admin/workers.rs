@@ -13,8 +13,8 @@ use axum::{
 };
 use bytes::Bytes;
 use pointsman_workers::{
-    Drainer, FeedStatus, Feeds, Health, Ineligible, Leg, ModelName, MoveCounts, Snapshot, Worker, WorkerId,
-    WorkerSpec,
+    Drainer, EngineLoad, FeedStatus, Feeds, Health, Ineligible, Leg, ModelName, MoveCounts, Snapshot, Worker,
+    WorkerId, WorkerSpec,
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -65,14 +65,12 @@ pub(super) fn describe(state: &State, age: bool, only: Option<WorkerId>) -> Valu
                     "active_prefill_tokens": load.active_prefill_tokens(), "decode_blocks": load.decode_blocks(),
                     "ttft_ewma_us": view.ttft_ewma_us(), "itl_ewma_us": view.itl_ewma_us(),
                     "prefill_us_per_ktoken": view.prefill_us_per_ktoken(), "error_ppm": view.error_ppm(),
+                    "engine_load": view.engine_load().map(|load| load_of_engine(load, age)),
                     "remote": load.remote(), "kv_feed": state.feeds.get(worker.id(), candidate.rank).map(feed),
                 })
             })
             .collect();
-        let engine = worker.engine_load().map(|load| {
-            let age_ms = age.then(|| load.read_at.elapsed().as_millis() as u64);
-            json!({ "running": load.running, "waiting": load.waiting, "kv_usage": load.kv_usage, "age_ms": age_ms })
-        });
+        let engine = worker.engine_load().map(|load| load_of_engine(load, age));
         // An engine with too much to do works: `paused` reports it.
         let ineligible = worker.ineligible().filter(|reason| *reason != Ineligible::Paused);
         json!({
@@ -101,6 +99,12 @@ pub(super) fn describe(state: &State, age: bool, only: Option<WorkerId>) -> Valu
     let wanted = |worker: &&Arc<Worker>| only.is_none_or(|id| worker.id() == id);
     let workers: Vec<Value> = snapshot.workers().iter().filter(wanted).map(one).collect();
     json!({ "version": snapshot.version(), "busy_thresholds": state.router.busy(), "workers": workers })
+}
+
+/// The load that an engine or one of its ranks reports.
+fn load_of_engine(load: EngineLoad, age: bool) -> Value {
+    let age_ms = age.then(|| load.read_at.elapsed().as_millis() as u64);
+    json!({ "running": load.running, "waiting": load.waiting, "kv_usage": load.kv_usage, "age_ms": age_ms })
 }
 
 /// The feed of a rank's KV events.

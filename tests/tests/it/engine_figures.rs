@@ -1,0 +1,130 @@
+//! Load figures of engines: those that stand still, those of data-parallel ranks, and those that vanish.
+
+use std::{
+    sync::Arc,
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+use pointsman_gateway::config::Config;
+use pointsman_routing::{BusyByLeg, BusyThresholds};
+use pointsman_tests::{
+    Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
+    raw_engine::{json, status},
+};
+use pointsman_workers::{Leg, WorkerSpec};
+use serde_json::Value;
+use tokio::time::{Instant, sleep};
+
+const COMPLETIONS: &str = "/v1/completions";
+const BODY: &str = r#"{"model":"tiny","prompt":"a few words","max_tokens":2}"#;
+const MODELS: &str = r#"{"data":[{"id":"tiny","owned_by":"vllm"}]}"#;
+const ANSWER: &str = r#"{"id":"x","choices":[{"index":0,"text":"a","finish_reason":"stop"}]}"#;
+const MS: Duration = Duration::from_millis(1);
+
+/// A vLLM engine with these metrics, which may change. `served`: called with each generation request.
+async fn vllm(
+    metrics: &Arc<Mutex<String>>,
+    served: impl Fn(&RawRequest) + Send + Sync + 'static,
+) -> RawEngine {
+    let metrics = metrics.clone();
+    let script = move |request: &RawRequest| {
+        let answer = match request.line.as_str() {
+            "GET /health" => json("{}"),
+            "GET /v1/models" => json(MODELS),
+            "GET /metrics" => status("200 OK", &metrics.lock()),
+            line if line.starts_with("POST") => {
+                served(request);
+                json(ANSWER)
+            }
+            _ => status("404 Not Found", "{}"),
+        };
+        vec![Act::Send(answer)]
+    };
+    RawEngine::start(script).await.unwrap()
+}
+
+fn metrics(text: impl Into<String>) -> Arc<Mutex<String>> {
+    Arc::new(Mutex::new(text.into()))
+}
+
+/// A gateway with this engine, which is busy with more than 16 waiting requests.
+async fn gateway(engine: &RawEngine, more: &str) -> TestCluster {
+    let change = |config: &mut Config| {
+        let most = BusyThresholds { engine_queue: Some(16), ..BusyThresholds::default() };
+        config.routing.busy = BusyByLeg::from([(Leg::Aggregated, most)]);
+        config.probe.load_interval = 100 * MS;
+        let flag = format!("id=1,role=aggregated,engine=vllm,url=http://{}{more}", engine.address);
+        config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+    };
+    TestClusterBuilder::new().config(change).start().await.unwrap()
+}
+
+async fn ask(cluster: &TestCluster) -> u16 {
+    cluster.client.post(COMPLETIONS, &[], BODY).await.unwrap().status.as_u16()
+}
+
+async fn read(cluster: &TestCluster, path: &str) -> Value {
+    cluster.admin.get(path).await.unwrap().json().unwrap()
+}
+
+async fn worker(cluster: &TestCluster) -> Value {
+    read(cluster, "/workers").await["workers"][0].clone()
+}
+
+async fn until(cluster: &TestCluster, what: &str, limit: Duration, condition: impl Fn(&Value) -> bool) {
+    let begun = Instant::now();
+    loop {
+        let told = worker(cluster).await;
+        if condition(&told) {
+            return;
+        }
+        assert!(begun.elapsed() < limit, "never: {what}: {told}");
+        sleep(50 * MS).await;
+    }
+}
+
+/// The engine's figures, as vLLM exports them.
+fn figures(running: u32, waiting: u32, kv_usage: f32, tokens: u32) -> String {
+    format!(
+        "vllm:num_requests_running{{engine=\"0\"}} {running}\nvllm:num_requests_waiting{{engine=\"0\"}} {waiting}\n\
+         vllm:kv_cache_usage_perc{{engine=\"0\"}} {kv_usage}\nvllm:generation_tokens_total{{engine=\"0\"}} {tokens}\n"
+    )
+}
+
+#[tokio::test]
+async fn b8_a_rank_has_the_figures_of_its_label() {
+    // A server of a second node, whose labels begin with 4.
+    let of = |rank: u32, running: u32, waiting: u32, kv_usage: f32| {
+        figures(running, waiting, kv_usage, 9).replace("engine=\"0\"", &format!("engine=\"{rank}\""))
+    };
+    let told = metrics(of(4, 8, 20, 0.75) + &of(5, 1, 2, 0.25));
+    let ranks = Arc::new(Mutex::new(Vec::new()));
+    let seen = ranks.clone();
+    let engine = vllm(&told, move |request: &RawRequest| {
+        let named = request.head.lines().find_map(|line| line.strip_prefix("x-data-parallel-rank: "));
+        seen.lock().push(named.map(str::to_owned));
+    })
+    .await;
+    let cluster = gateway(&engine, ",dp_size=2").await;
+    until(&cluster, "busy", Duration::from_secs(9), |told| told["busy"][0].is_object()).await;
+    let told = worker(&cluster).await;
+    // B8.2
+    assert_eq!(
+        (&told["busy"][0]["dp_rank"], told["busy"].as_array().unwrap().len()),
+        (&0.into(), 1),
+        "{told}"
+    );
+    let load = &told["engine_load"];
+    assert_eq!(
+        (&load["running"], &load["waiting"], &load["kv_usage"]),
+        (&9.into(), &22.into(), &0.75.into())
+    );
+    let of_ranks = [0, 1].map(|rank| told["ranks"][rank]["engine_load"]["waiting"].clone());
+    assert_eq!(of_ranks, [20, 2], "{told}");
+    for _ in 0..12 {
+        assert_eq!(ask(&cluster).await, 200);
+    }
+    let ranks = ranks.lock().clone();
+    assert!(ranks.iter().all(|rank| rank.as_deref() == Some("1")), "{ranks:?}");
+}
