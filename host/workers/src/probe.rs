@@ -42,6 +42,7 @@ use client::{Clients, ProbeClient, Response};
 use figures::Figures;
 pub use health::HealthChecks;
 use health::{KeptConnection, health_path};
+use load::Standstill;
 use pace::{Failing, spread};
 use process::{metrics_path, sleep_path};
 use read_facts::Problem;
@@ -184,6 +185,8 @@ struct Probe {
     figures: Option<Figures>,
     /// Load figures that could not be read, in a row.
     load_failures: u32,
+    /// By rank.
+    standstill: Vec<Standstill>,
     /// The engine did not answer a request for its facts: repeat it with the next check.
     incomplete: bool,
     /// Number of the engine's models that are left out.
@@ -215,6 +218,7 @@ impl Probe {
             pause_path: pause_path(engine),
             figures: None,
             load_failures: 0,
+            standstill: Vec::new(),
             incomplete: false,
             left_out: 0,
         }

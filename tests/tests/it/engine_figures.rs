@@ -1,7 +1,10 @@
 //! Load figures of engines: those that stand still, those of data-parallel ranks, and those that vanish.
 
 use std::{
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     time::Duration,
 };
 
@@ -90,6 +93,52 @@ fn figures(running: u32, waiting: u32, kv_usage: f32, tokens: u32) -> String {
         "vllm:num_requests_running{{engine=\"0\"}} {running}\nvllm:num_requests_waiting{{engine=\"0\"}} {waiting}\n\
          vllm:kv_cache_usage_perc{{engine=\"0\"}} {kv_usage}\nvllm:generation_tokens_total{{engine=\"0\"}} {tokens}\n"
     )
+}
+
+/// vLLM publishes nothing between the abort of its last request and its next step (vllm#22545).
+#[tokio::test]
+async fn b8_an_idle_engine_whose_gauges_stand_still_gets_requests_again() {
+    let told = metrics(figures(16, 24, 0.97, 1_000));
+    let step = told.clone();
+    let engine = vllm(&told, move |_| *step.lock() = figures(0, 0, 0.0, 1_002)).await;
+    let cluster = gateway(&engine, "").await;
+    let is_busy = |told: &Value| told["busy"][0]["reason"] == "engine_queue";
+    until(&cluster, "busy", Duration::from_secs(9), is_busy).await;
+    assert_eq!(ask(&cluster).await, 529);
+    until(&cluster, "its load is unknown", Duration::from_secs(20), |told| told["engine_load"].is_null())
+        .await;
+    // B8.14
+    assert_eq!(ask(&cluster).await, 200, "{}", worker(&cluster).await);
+    let is_idle = |told: &Value| told["engine_load"]["waiting"] == 0;
+    until(&cluster, "its load is known again", Duration::from_secs(9), is_idle).await;
+    assert_eq!(ask(&cluster).await, 200);
+}
+
+#[tokio::test]
+async fn b8_an_engine_that_moves_stays_busy() {
+    let told = metrics(String::new());
+    let engine = vllm(&told, |_| {}).await;
+    let (works, writer) = (Arc::new(AtomicBool::new(true)), told.clone());
+    let goes_on = works.clone();
+    *told.lock() = figures(16, 24, 0.97, 0);
+    let steps = tokio::spawn(async move {
+        let mut tokens = 0;
+        while goes_on.load(Relaxed) {
+            sleep(400 * MS).await;
+            tokens += 16;
+            *writer.lock() = figures(16, 24, 0.97, tokens);
+        }
+    });
+    let cluster = gateway(&engine, "").await;
+    let is_busy = |told: &Value| told["busy"][0]["reason"] == "engine_queue";
+    until(&cluster, "busy", Duration::from_secs(9), is_busy).await;
+    for _ in 0..130 {
+        // B8.14
+        assert_eq!(ask(&cluster).await, 529, "{}", worker(&cluster).await);
+        sleep(100 * MS).await;
+    }
+    works.store(false, Relaxed);
+    steps.await.unwrap();
 }
 
 #[tokio::test]
