@@ -42,7 +42,7 @@ use client::{Clients, ProbeClient, Response};
 use figures::Figures;
 pub use health::HealthChecks;
 use health::{KeptConnection, health_path};
-use load::Standstill;
+use load::{Reported, Standstill};
 use pace::{Failing, spread};
 use process::{metrics_path, sleep_path};
 use read_facts::Problem;
@@ -187,6 +187,7 @@ struct Probe {
     load_failures: u32,
     /// By rank.
     standstill: Vec<Standstill>,
+    reported: Reported,
     /// The engine did not answer a request for its facts: repeat it with the next check.
     incomplete: bool,
     /// Number of the engine's models that are left out.
@@ -219,6 +220,7 @@ impl Probe {
             figures: None,
             load_failures: 0,
             standstill: Vec::new(),
+            reported: Reported::default(),
             incomplete: false,
             left_out: 0,
         }
@@ -273,6 +275,7 @@ impl Probe {
             let reconnected = std::mem::take(&mut self.reconnected);
             if config.load_interval.is_zero() {
                 self.worker.set_engine_load(None);
+                self.worker.set_reports_load(false);
             } else if reconnected || Instant::now() >= load_due {
                 load_due = Instant::now() + spread(pace.load_interval);
                 self.read_load().await;

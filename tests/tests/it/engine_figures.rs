@@ -12,12 +12,14 @@ use parking_lot::Mutex;
 use pointsman_gateway::config::Config;
 use pointsman_routing::{BusyByLeg, BusyThresholds};
 use pointsman_tests::{
-    Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
+    Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder, own_process,
     raw_engine::{json, status},
 };
 use pointsman_workers::{Leg, WorkerSpec};
 use serde_json::Value;
 use tokio::time::{Instant, sleep};
+
+use crate::log_lines::log;
 
 const COMPLETIONS: &str = "/v1/completions";
 const BODY: &str = r#"{"model":"tiny","prompt":"a few words","max_tokens":2}"#;
@@ -176,4 +178,58 @@ async fn b8_a_rank_has_the_figures_of_its_label() {
     }
     let ranks = ranks.lock().clone();
     assert!(ranks.iter().all(|rank| rank.as_deref() == Some("1")), "{ranks:?}");
+}
+
+#[tokio::test]
+async fn b8_figures_that_vanish_are_told_once() {
+    if !own_process(concat!(module_path!(), "::b8_figures_that_vanish_are_told_once")) {
+        return;
+    }
+    let log = log();
+    let lines = || {
+        let text = String::from_utf8_lossy(&log.0.lock()).into_owned();
+        let told = text.lines().filter(|line| line.contains("load figures of a worker are unknown"));
+        told.map(str::to_owned).collect::<Vec<_>>()
+    };
+    let told = metrics(figures(0, 0, 0.0, 9));
+    let engine = vllm(&told, |_| {}).await;
+    let cluster = gateway(&engine, "").await;
+    let known = async || cluster.metric("pointsman_worker_load_known{worker=\"1\"").await.unwrap();
+    until(&cluster, "known", Duration::from_secs(9), |told| told["engine_load"]["waiting"] == 0).await;
+    // B8.15
+    assert_eq!((known().await, lines().len()), (vec![1.0], 0));
+    // One figure, and then all of them.
+    *told.lock() = "vllm:num_requests_running 1\nvllm:kv_cache_usage_perc 0.5\n".to_owned();
+    until(&cluster, "one is unknown", Duration::from_secs(9), |told| {
+        told["engine_load"]["waiting"].is_null()
+    })
+    .await;
+    assert_eq!(known().await, [0.0]);
+    sleep(1_100 * MS).await;
+    *told.lock() = "vllm:scheduler_running 16\nvllm:scheduler_waiting 40\n".to_owned();
+    until(&cluster, "all are unknown", Duration::from_secs(9), |told| told["engine_load"].is_null()).await;
+    sleep(1_100 * MS).await;
+    let lines = lines();
+    assert_eq!(lines.len(), 2, "{lines:?}");
+    let parts = [["missing=\"waiting\"", "path=\"/metrics\""], ["missing=\"running, kv_usage\"", "worker=1"]];
+    for (line, parts) in lines.iter().zip(parts) {
+        assert!(line.contains("WARN") && parts.iter().all(|part| line.contains(part)), "{line}");
+    }
+}
+
+#[tokio::test]
+async fn b8_an_engine_that_never_told_its_load_is_told_once() {
+    if !own_process(concat!(module_path!(), "::b8_an_engine_that_never_told_its_load_is_told_once")) {
+        return;
+    }
+    let log = log();
+    let engine = vllm(&metrics("vllm:scheduler_running 16\n"), |_| {}).await;
+    let cluster = gateway(&engine, "").await;
+    sleep(Duration::from_secs(4)).await;
+    let text = String::from_utf8_lossy(&log.0.lock()).into_owned();
+    let told = |line: &&str| line.contains("load figures of a worker are unknown");
+    let lines: Vec<&str> = text.lines().filter(told).collect();
+    // B8.15
+    assert!(lines.len() == 1 && lines[0].contains("missing=\"running, waiting, kv_usage\""), "{lines:?}");
+    assert_eq!(cluster.metric("pointsman_worker_load_known{worker=\"1\"").await.unwrap(), [0.0]);
 }

@@ -163,6 +163,9 @@ impl Sources {
         };
         let eligible = workers().map(|(worker, labels)| (labels, u64::from(worker.ineligible().is_none())));
         out.gauges("pointsman_worker_eligible", "1 if the worker may be chosen now, else 0", eligible)?;
+        let known = workers().map(|(worker, labels)| (labels, u64::from(worker.reports_load())));
+        let help = "1 if the engine reports running requests, waiting requests and KV usage, else 0";
+        out.gauges("pointsman_worker_load_known", help, known)?;
         let misconfigured = workers().map(|(worker, labels)| (labels, u64::from(worker.is_misconfigured())));
         let help = "1 if the engine contradicts the worker's description, else 0; GET /workers says why";
         out.gauges("pointsman_worker_misconfigured", help, misconfigured)?;

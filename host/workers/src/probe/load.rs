@@ -6,10 +6,10 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{
-    Probe,
-    figures::{Figures, LoadFigures},
+    MAX_LOAD_FAILURES, Probe,
+    figures::{Figures, LOAD_NAMES, LoadFigures},
 };
-use crate::{columns::EngineLoad, id::DpRank};
+use crate::{columns::EngineLoad, id::DpRank, log_limit::LogLimit, worker::Health};
 
 /// Figures that stand still for longer than this are older than any usual step of an engine.
 const MAX_STANDSTILL: Duration = Duration::from_secs(10);
@@ -21,6 +21,15 @@ pub(super) struct Standstill {
     since: Instant,
     /// Whether the last reading could not be true.
     frozen: bool,
+}
+
+/// Which load figures an engine reports.
+#[derive(Debug, Default)]
+pub(super) struct Reported {
+    /// Whether the last reading had the figure, in the order of [`LOAD_NAMES`].
+    known: [bool; 3],
+    /// Readings of a healthy engine without any figure, in a row.
+    without: u32,
 }
 
 impl Standstill {
@@ -74,6 +83,42 @@ impl Probe {
         match loads.first() {
             Some(load) if !by_rank => self.worker.set_engine_load(*load),
             _ => self.worker.set_rank_loads(&loads),
+        }
+    }
+
+    /// Notes which load figures a reading at `path` had, and tells of those that are gone.
+    pub(super) fn note_reported(&mut self, path: &str, known: [bool; 3]) {
+        if known.contains(&true) {
+            let before = std::mem::replace(&mut self.reported, Reported { known, without: 0 });
+            self.worker.set_reports_load(known == [true; 3]);
+            let mut lost = before.known;
+            lost.iter_mut().zip(known).for_each(|(lost, known)| *lost &= !known);
+            return self.warn_of_unknown(path, lost);
+        }
+        if self.worker.health() != Health::Healthy {
+            return;
+        }
+        self.reported.without = self.reported.without.saturating_add(1);
+        if self.reported.without == MAX_LOAD_FAILURES {
+            let before = std::mem::take(&mut self.reported.known);
+            self.warn_of_unknown(path, if before.contains(&true) { before } else { [true; 3] });
+        }
+    }
+
+    /// Writes at most one line a second for all workers together.
+    fn warn_of_unknown(&self, path: &str, lost: [bool; 3]) {
+        static LINES: LogLimit = LogLimit::new(Duration::from_secs(1));
+        let missing = LOAD_NAMES.into_iter().zip(lost).filter(|(_, lost)| *lost);
+        let missing: Vec<&str> = missing.map(|(name, _)| name).collect();
+        if missing.is_empty() {
+            return;
+        }
+        if let Some(suppressed) = LINES.due() {
+            let (worker, url, missing) = (self.worker.id(), &*self.worker.spec().url, missing.join(", "));
+            tracing::warn!(
+                %worker, url, path, missing, suppressed,
+                "load figures of a worker are unknown: compare the names at this path with docs/engine-metrics.md"
+            );
         }
     }
 }

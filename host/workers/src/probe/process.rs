@@ -37,6 +37,10 @@ impl Probe {
             let Some(path) = self.load_path else {
                 self.worker.note_signs(None);
                 self.worker.set_engine_load(None);
+                self.worker.set_reports_load(false);
+                if let Some(path) = metrics_path(self.worker.spec().engine) {
+                    self.note_reported(path, [false; 3]);
+                }
                 return;
             };
             match self.get(path).await {
@@ -55,13 +59,16 @@ impl Probe {
             self.observe(figures.clone());
             if figures.whole.has_load() {
                 self.load_failures = 0;
+                self.note_reported(path, figures.whole.known());
                 return self.store_load(&figures);
             }
         }
+        self.note_reported(path, [false; 3]);
         self.load_failures += 1;
         if self.load_failures >= MAX_LOAD_FAILURES {
             self.worker.note_signs(None);
             self.worker.set_engine_load(None);
+            self.worker.set_reports_load(false);
         }
     }
 

@@ -129,6 +129,16 @@ impl Worker {
         self.ranks.iter().zip(loads).for_each(|(rank, load)| rank.view().set_engine_load(*load));
     }
 
+    /// Returns whether the engine reports every load figure, also if they do not count now.
+    #[must_use]
+    pub fn reports_load(&self) -> bool {
+        self.reports_load.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_reports_load(&self, reports: bool) {
+        self.reports_load.store(reports, Ordering::Relaxed);
+    }
+
     /// Returns whether the engine sleeps: it lives, and serves no request until it is woken.
     #[must_use]
     pub fn is_asleep(&self) -> bool {
