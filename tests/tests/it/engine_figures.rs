@@ -107,11 +107,16 @@ async fn b8_an_idle_engine_whose_gauges_stand_still_gets_requests_again() {
     let is_busy = |told: &Value| told["busy"][0]["reason"] == "engine_queue";
     until(&cluster, "busy", Duration::from_secs(9), is_busy).await;
     assert_eq!(ask(&cluster).await, 529);
+    let (told, status) = (worker(&cluster).await, read(&cluster, "/status").await);
+    // F6.15
+    assert_eq!(told["reason"], "beyond busy thresholds: aggregated.engine_queue", "{told}");
+    let reason = "worker 1 is beyond busy thresholds: aggregated.engine_queue";
+    assert!(status["reasons"].as_array().unwrap().contains(&reason.into()), "{status}");
     until(&cluster, "its load is unknown", Duration::from_secs(20), |told| told["engine_load"].is_null())
         .await;
     // B8.14
     assert_eq!(ask(&cluster).await, 200, "{}", worker(&cluster).await);
-    let is_idle = |told: &Value| told["engine_load"]["waiting"] == 0;
+    let is_idle = |told: &Value| told["engine_load"]["waiting"] == 0 && told["reason"].is_null();
     until(&cluster, "its load is known again", Duration::from_secs(9), is_idle).await;
     assert_eq!(ask(&cluster).await, 200);
 }
