@@ -1,6 +1,7 @@
 //! Load figures of engines: those that stand still, those of data-parallel ranks, and those that vanish.
 
 use std::{
+    io::Read as _,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -237,4 +238,25 @@ async fn b8_an_engine_that_never_told_its_load_is_told_once() {
     // B8.15
     assert!(lines.len() == 1 && lines[0].contains("missing=\"running, waiting, kv_usage\""), "{lines:?}");
     assert_eq!(cluster.metric("pointsman_worker_load_known{worker=\"1\"").await.unwrap(), [0.0]);
+}
+
+#[tokio::test]
+async fn m4_metrics_are_compressed_for_a_scraper_that_takes_gzip() {
+    let cluster = gateway(&vllm(&metrics(figures(0, 0, 0.0, 9)), |_| {}).await, "").await;
+    for (accepted, coded) in
+        [("gzip", true), ("br, *;q=0, GZIP;q=0.5", true), ("gzip;q=0", false), ("br", false)]
+    {
+        let reply = cluster.admin.get_with("/metrics", &[("accept-encoding", accepted)]).await.unwrap();
+        let coding = reply.headers.get("content-encoding").map(|value| value.to_str().unwrap());
+        // M4.10
+        assert_eq!(coding, coded.then_some("gzip"), "{accepted}");
+        assert_eq!(reply.headers["vary"], "accept, accept-encoding");
+        let mut text = String::new();
+        if coded {
+            flate2::read::GzDecoder::new(&reply.body[..]).read_to_string(&mut text).unwrap();
+        } else {
+            text.push_str(std::str::from_utf8(&reply.body).unwrap());
+        }
+        assert!(text.contains("# TYPE pointsman_worker_eligible gauge"), "{text}");
+    }
 }
