@@ -17,6 +17,10 @@ use crate::{
 
 /// Shortest lease.
 const MIN_LEASE: Duration = Duration::from_secs(1);
+/// Longest sleep between two looks at the leases. A pause of the process shows as a longer one.
+const MAX_SLEEP: Duration = Duration::from_secs(1);
+/// Delay of a look from which the process itself was paused: stopped, or its machine moved.
+const MIN_PAUSE: Duration = Duration::from_secs(1);
 
 /// Bounds of leases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -150,6 +154,16 @@ impl Leases {
         self.reporter.present(SourceSnapshot { workers, refused: Vec::new(), read: Read::Whole });
     }
 
+    /// Moves the ends of all leases by the time for which this process was paused: renewals could not arrive
+    /// meanwhile. No lease gets more than a renewal now would give it.
+    fn add_pause(&self, pause: Duration, now: Instant) {
+        let mut held = self.held.lock();
+        for lease in held.values_mut() {
+            lease.ends = (lease.ends + pause).min(now + lease.ttl);
+        }
+        tracing::warn!(?pause, leases = held.len(), "the gateway was paused: leases of workers end later");
+    }
+
     /// Ends the leases whose time is over. Returns when the next one ends.
     fn expire(&self, now: Instant, report: bool) -> Option<Instant> {
         let mut held = self.held.lock();
@@ -170,11 +184,17 @@ impl Leases {
 
 impl Source for Arc<Leases> {
     async fn run(self, reporter: Reporter) {
-        let mut recheck = false;
+        let (mut recheck, mut look) = (false, None);
         loop {
-            let next = self.expire(Instant::now(), std::mem::take(&mut recheck));
+            let now = Instant::now();
+            let delay = look.map(|look| now.saturating_duration_since(look)).unwrap_or_default();
+            if delay >= MIN_PAUSE {
+                self.add_pause(delay, now);
+            }
+            let next = self.expire(now, std::mem::take(&mut recheck));
+            look = next.map(|next| next.min(now + MAX_SLEEP));
             tokio::select! {
-                () = sleep_until(next.unwrap_or_else(Instant::now)), if next.is_some() => {}
+                () = sleep_until(look.unwrap_or(now)), if look.is_some() => {}
                 () = self.changed.notified() => {}
                 () = reporter.recheck() => recheck = true,
             }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::{
     Extension, Router,
     extract::State as Extract,
-    http::{HeaderMap, StatusCode, header},
+    http::{HeaderMap, StatusCode},
     middleware,
     response::IntoResponse,
     routing::{get, post},
@@ -89,7 +89,7 @@ async fn metrics(Extract(state): Extract<Arc<State>>, headers: HeaderMap) -> imp
         replicas: state.replicas.figures(),
     };
     match exposition::encode(&state.metrics, sources, format) {
-        Ok(text) => ([(header::CONTENT_TYPE, format.content_type())], text).into_response(),
+        Ok(text) => exposition::respond(text, format, &headers),
         Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
     }
 }

@@ -25,7 +25,9 @@ mod ask_health;
 mod client;
 mod exposition;
 mod figures;
+mod gauges;
 mod health;
+mod load;
 mod loads;
 mod models;
 mod one_token;
@@ -40,6 +42,7 @@ use client::{Clients, ProbeClient, Response};
 use figures::Figures;
 pub use health::HealthChecks;
 use health::{KeptConnection, health_path};
+use load::{Reported, Standstill};
 use pace::{Failing, spread};
 use process::{metrics_path, sleep_path};
 use read_facts::Problem;
@@ -182,6 +185,9 @@ struct Probe {
     figures: Option<Figures>,
     /// Load figures that could not be read, in a row.
     load_failures: u32,
+    /// By rank.
+    standstill: Vec<Standstill>,
+    reported: Reported,
     /// The engine did not answer a request for its facts: repeat it with the next check.
     incomplete: bool,
     /// Number of the engine's models that are left out.
@@ -213,6 +219,8 @@ impl Probe {
             pause_path: pause_path(engine),
             figures: None,
             load_failures: 0,
+            standstill: Vec::new(),
+            reported: Reported::default(),
             incomplete: false,
             left_out: 0,
         }
@@ -267,6 +275,7 @@ impl Probe {
             let reconnected = std::mem::take(&mut self.reconnected);
             if config.load_interval.is_zero() {
                 self.worker.set_engine_load(None);
+                self.worker.set_reports_load(false);
             } else if reconnected || Instant::now() >= load_due {
                 load_due = Instant::now() + spread(pace.load_interval);
                 self.read_load().await;

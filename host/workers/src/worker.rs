@@ -85,6 +85,10 @@ pub struct Worker {
     /// Whether the engine sleeps.
     asleep: AtomicBool,
     engine_paused: AtomicBool,
+    /// Whether the engine reports the load of each rank. Otherwise that of every rank is the engine's.
+    loads_by_rank: AtomicBool,
+    /// Whether the engine reports every load figure.
+    reports_load: AtomicBool,
     /// Problem that the last probe found.
     problem: ArcSwapOption<String>,
     facts: ArcSwap<EngineFacts>,
@@ -178,6 +182,8 @@ impl Worker {
             misconfigured: AtomicBool::new(false),
             asleep: AtomicBool::new(false),
             engine_paused: AtomicBool::new(false),
+            loads_by_rank: AtomicBool::new(false),
+            reports_load: AtomicBool::new(false),
             problem: ArcSwapOption::empty(),
             engine_ids: ArcSwapOption::empty(),
             breaker: Breaker::new(BreakerRules::WORKER),

@@ -48,6 +48,7 @@ mod endpoint_picker;
 mod endpoints;
 mod engine_answers;
 mod engine_facts;
+mod engine_figures;
 mod engine_process;
 mod engine_refusals;
 mod engines;

@@ -86,3 +86,20 @@ async fn p6_leases_have_bounds() {
     large.labels.insert("a".to_owned(), "x".repeat(10_000));
     assert!(matches!(leases.put(large, ttl), Err(LeaseError::TooLarge(_))));
 }
+
+#[tokio::test(start_paused = true)]
+async fn p6_a_pause_of_the_gateway_itself_ends_no_lease() {
+    let (leases, registry, _stop) = running();
+    let count = || registry.snapshot().workers().len();
+    let ttl = Duration::from_secs(6);
+    leases.put(spec(1), ttl).unwrap();
+    leases.put(spec(2), ttl).unwrap();
+    seconds(2).await;
+    // No task runs meanwhile: the process was stopped, and renewals wait.
+    tokio::time::advance(Duration::from_secs(60)).await;
+    seconds(2).await;
+    // P6.6
+    assert_eq!((count(), leases.renew(WorkerId(1), None)), (2, Ok(())));
+    seconds(5).await;
+    assert_eq!(count(), 1, "the one that is not renewed ends");
+}

@@ -11,6 +11,7 @@ use pointsman_workers::{Ineligible, Leg, ModelName, Snapshot, WorkerId};
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use super::workers::beyond;
 use crate::{
     big_numbers::with_texts,
     orchestrate::availability::{servable_models, why_no_pair},
@@ -142,6 +143,11 @@ fn reasons(readiness: &Readiness, state: &State, snapshot: &Snapshot) -> Vec<Str
         Some(format!("worker {} gets no request: {state}{problem}", worker.id()))
     });
     reasons.extend(workers);
+    let busy = state.router.busy().busy_candidates(snapshot);
+    reasons.extend(snapshot.workers().iter().filter_map(|worker| {
+        let of_worker: Vec<_> = busy.iter().filter(|busy| busy.worker == worker.id()).collect();
+        Some(format!("worker {} is {}", worker.id(), beyond(&of_worker)?))
+    }));
     let no_events = |id: WorkerId| Some(format!("worker {id}: {}", state.feeds.problem(id)?));
     reasons.extend(snapshot.workers().iter().filter_map(|worker| no_events(worker.id())));
     let refusing = snapshot.workers().iter().filter(|worker| worker.refuses_key_of_requests());

@@ -1,6 +1,9 @@
 //! `/workers`: lists workers, and lets them join, leave and drain.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
+};
 
 use axum::{
     Extension, Json,
@@ -12,9 +15,10 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use bytes::Bytes;
+use pointsman_routing::BusyCandidate;
 use pointsman_workers::{
-    Drainer, FeedStatus, Feeds, Health, Ineligible, Leg, ModelName, MoveCounts, Snapshot, Worker, WorkerId,
-    WorkerSpec,
+    Drainer, EngineLoad, FeedStatus, Feeds, Health, Ineligible, Leg, ModelName, MoveCounts, Snapshot, Worker,
+    WorkerId, WorkerSpec,
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -65,14 +69,12 @@ pub(super) fn describe(state: &State, age: bool, only: Option<WorkerId>) -> Valu
                     "active_prefill_tokens": load.active_prefill_tokens(), "decode_blocks": load.decode_blocks(),
                     "ttft_ewma_us": view.ttft_ewma_us(), "itl_ewma_us": view.itl_ewma_us(),
                     "prefill_us_per_ktoken": view.prefill_us_per_ktoken(), "error_ppm": view.error_ppm(),
+                    "engine_load": view.engine_load().map(|load| load_of_engine(load, age)),
                     "remote": load.remote(), "kv_feed": state.feeds.get(worker.id(), candidate.rank).map(feed),
                 })
             })
             .collect();
-        let engine = worker.engine_load().map(|load| {
-            let age_ms = age.then(|| load.read_at.elapsed().as_millis() as u64);
-            json!({ "running": load.running, "waiting": load.waiting, "kv_usage": load.kv_usage, "age_ms": age_ms })
-        });
+        let engine = worker.engine_load().map(|load| load_of_engine(load, age));
         // An engine with too much to do works: `paused` reports it.
         let ineligible = worker.ineligible().filter(|reason| *reason != Ineligible::Paused);
         json!({
@@ -92,7 +94,8 @@ pub(super) fn describe(state: &State, age: bool, only: Option<WorkerId>) -> Valu
                 json!({ "by": stuck.by.as_str(), "since_s": since_s, "put_aside": worker.is_put_aside() })
             }),
             "warm_up_share": worker.warm_up_share().filter(|_| age),
-            "reason": reason_of(worker, &state.feeds), "busy": busy, "contradiction": worker.contradiction(),
+            "reason": reason_of(worker, beyond(&busy), &state.feeds), "busy": busy,
+            "contradiction": worker.contradiction(),
             "facts": *worker.facts(), "unknown_facts": worker.spec().unknown_facts(&worker.facts()),
             "block_size": worker.block_size(), "total_blocks": worker.total_blocks(), "engine_load": engine,
             "ranks": ranks,
@@ -101,6 +104,20 @@ pub(super) fn describe(state: &State, age: bool, only: Option<WorkerId>) -> Valu
     let wanted = |worker: &&Arc<Worker>| only.is_none_or(|id| worker.id() == id);
     let workers: Vec<Value> = snapshot.workers().iter().filter(wanted).map(one).collect();
     json!({ "version": snapshot.version(), "busy_thresholds": state.router.busy(), "workers": workers })
+}
+
+/// The load that an engine or one of its ranks reports.
+fn load_of_engine(load: EngineLoad, age: bool) -> Value {
+    let age_ms = age.then(|| load.read_at.elapsed().as_millis() as u64);
+    json!({ "running": load.running, "waiting": load.waiting, "kv_usage": load.kv_usage, "age_ms": age_ms })
+}
+
+/// Names the thresholds that the candidates of a worker are beyond; `None`: they are not busy.
+pub(super) fn beyond(busy: &[&BusyCandidate]) -> Option<String> {
+    let names: BTreeSet<String> =
+        busy.iter().map(|busy| format!("{}.{}", busy.leg.as_str(), busy.reason)).collect();
+    let names = names.into_iter().collect::<Vec<_>>().join(", ");
+    (!names.is_empty()).then(|| format!("beyond busy thresholds: {names}"))
 }
 
 /// The feed of a rank's KV events.
@@ -124,12 +141,12 @@ fn models_of_workers(snapshot: &Snapshot) -> HashMap<WorkerId, Vec<&ModelName>> 
     models
 }
 
-/// Returns why a worker is unhealthy, put aside or failing, or why its KV events do not arrive, if that is
-/// known.
-fn reason_of(worker: &Worker, feeds: &Feeds) -> Option<Arc<String>> {
+/// Returns why a worker is unhealthy, put aside, failing or `busy`, or why its KV events do not arrive, if
+/// that is known.
+fn reason_of(worker: &Worker, busy: Option<String>, feeds: &Feeds) -> Option<Arc<String>> {
     let known = worker.problem().or_else(|| worker.refusal_reason());
     let breaks = || worker.breaks_decode().then(|| "decode workers break on its handoffs".to_owned().into());
-    known.or_else(breaks).or_else(|| feeds.problem(worker.id()).map(Arc::new))
+    known.or_else(breaks).or(busy.map(Arc::new)).or_else(|| feeds.problem(worker.id()).map(Arc::new))
 }
 
 /// Numbers of streams that left a worker that drains, or stayed.

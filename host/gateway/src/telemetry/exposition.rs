@@ -6,10 +6,13 @@
 use std::{
     collections::HashSet,
     fmt,
+    io::Write as _,
     sync::{Arc, atomic::Ordering},
 };
 
-use http::{HeaderMap, header};
+use axum::response::{IntoResponse, Response};
+use flate2::{Compression, write::GzEncoder};
+use http::{HeaderMap, HeaderName, header};
 use pointsman_cli::lost_log_lines;
 use pointsman_discovery::Fleet;
 use pointsman_policy_runtime::PolicyManager;
@@ -74,8 +77,12 @@ impl TextFormat {
     /// `text/plain`.
     #[must_use]
     pub(crate) fn accepted(headers: &HeaderMap) -> Self {
-        let open = weight(headers, "application/openmetrics-text");
-        if open > 0.0 && open >= weight(headers, "text/plain") { Self::OpenMetrics } else { Self::Prometheus }
+        let open = weight(headers, header::ACCEPT, "application/openmetrics-text");
+        if open > 0.0 && open >= weight(headers, header::ACCEPT, "text/plain") {
+            Self::OpenMetrics
+        } else {
+            Self::Prometheus
+        }
     }
 
     /// Returns the content type.
@@ -88,12 +95,25 @@ impl TextFormat {
     }
 }
 
-/// Returns the highest weight (`q`) that `Accept` gives a media type; 0 if it does not name the type.
-fn weight(headers: &HeaderMap, media_type: &str) -> f32 {
-    let accepted = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
+/// Returns the response with the text of `/metrics`, compressed if the scraper takes gzip.
+pub(crate) fn respond(text: String, format: TextFormat, headers: &HeaderMap) -> Response {
+    let described =
+        [(header::CONTENT_TYPE, format.content_type()), (header::VARY, "accept, accept-encoding")];
+    if weight(headers, header::ACCEPT_ENCODING, "gzip") > 0.0 {
+        let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
+        if let Ok(body) = encoder.write_all(text.as_bytes()).and_then(|()| encoder.finish()) {
+            return (described, [(header::CONTENT_ENCODING, "gzip")], body).into_response();
+        }
+    }
+    (described, text).into_response()
+}
+
+/// Returns the highest weight (`q`) that a header gives a value; 0 if it does not name the value.
+fn weight(headers: &HeaderMap, name: HeaderName, wanted: &str) -> f32 {
+    let accepted = headers.get_all(name).iter().filter_map(|value| value.to_str().ok());
     let weights = accepted.flat_map(|value| value.split(',')).filter_map(|range| {
         let mut parts = range.split(';').map(str::trim);
-        if !parts.next()?.eq_ignore_ascii_case(media_type) {
+        if !parts.next()?.eq_ignore_ascii_case(wanted) {
             return None;
         }
         let mut given = parts.filter_map(|part| part.split_once('='));
@@ -163,6 +183,9 @@ impl Sources {
         };
         let eligible = workers().map(|(worker, labels)| (labels, u64::from(worker.ineligible().is_none())));
         out.gauges("pointsman_worker_eligible", "1 if the worker may be chosen now, else 0", eligible)?;
+        let known = workers().map(|(worker, labels)| (labels, u64::from(worker.reports_load())));
+        let help = "1 if the engine reports running requests, waiting requests and KV usage, else 0";
+        out.gauges("pointsman_worker_load_known", help, known)?;
         let misconfigured = workers().map(|(worker, labels)| (labels, u64::from(worker.is_misconfigured())));
         let help = "1 if the engine contradicts the worker's description, else 0; GET /workers says why";
         out.gauges("pointsman_worker_misconfigured", help, misconfigured)?;

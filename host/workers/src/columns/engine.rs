@@ -1,4 +1,4 @@
-//! Load figures that an engine reports, for each of its ranks.
+//! Load figures that an engine reports, by rank.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -24,6 +24,21 @@ impl EngineLoad {
     #[must_use]
     pub fn age_ms(&self, now: Instant) -> u32 {
         u32::try_from(now.saturating_duration_since(self.read_at).as_millis()).unwrap_or(u32::MAX)
+    }
+
+    /// Returns the load of two ranks together: the sum of requests, and the higher use of a cache.
+    #[must_use]
+    pub(crate) fn and(self, other: Self) -> Self {
+        let sum = |one: Option<u32>, other: Option<u32>| match (one, other) {
+            (Some(one), Some(other)) => Some(one.saturating_add(other)),
+            (one, other) => one.or(other),
+        };
+        Self {
+            running: sum(self.running, other.running),
+            waiting: sum(self.waiting, other.waiting),
+            kv_usage: self.kv_usage.into_iter().chain(other.kv_usage).reduce(f32::max),
+            read_at: self.read_at.min(other.read_at),
+        }
     }
 }
 
@@ -57,8 +72,8 @@ impl EngineCell {
 }
 
 impl RankView<'_> {
-    /// Returns the load figures of the rank's engine, if they were read. Requests of an engine with several
-    /// ranks count for all of them together.
+    /// Returns the load figures of the rank, if they are known; those of the whole engine if it reports none of
+    /// its ranks.
     #[must_use]
     pub fn engine_load(&self) -> Option<EngineLoad> {
         let millis = self.engine.read_at.load(Ordering::Acquire).checked_sub(1)?;

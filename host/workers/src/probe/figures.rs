@@ -4,74 +4,95 @@
 
 use std::collections::BTreeMap;
 
-use super::exposition::{Sample, samples};
+use super::{
+    exposition::{Sample, samples},
+    gauges::{Gauge, Gauges},
+};
 use crate::activity::{EngineProgress, EngineSigns};
 
-/// Names of the gauges, the preferred ones first: engines renamed some, and a version may have both. A colon
-/// stands for a colon or an underscore, and Ray puts `ray_` in front.
-const RUNNING: [&str; 3] =
-    ["vllm:num_requests_running", "sglang:num_running_reqs", "trtllm:num_requests_running"];
-const WAITING: [&str; 3] =
-    ["vllm:num_requests_waiting", "sglang:num_queue_reqs", "trtllm:num_requests_waiting"];
-/// The same of queues beside it, in SGLang's pairs: prefill waits for a partner, decode waits for memory and
-/// then for the KV blocks. Requests in the queue `prefill_inflight` have been prefilled.
-const PAIR_QUEUES: [&[&str]; 3] = [
-    &["sglang:num_prefill_bootstrap_queue_reqs", "sglang:num_prefill_prealloc_queue_reqs"],
-    &["sglang:num_decode_prealloc_queue_reqs"],
-    &["sglang:num_decode_transfer_queue_reqs"],
+/// A counter of progress: its names, and where its total is kept. SGLang counts prompt and generated tokens
+/// when a request ends, and `realtime_tokens_total` at each step that it logs.
+type Counter = (&'static [&'static str], fn(&mut EngineProgress) -> &mut Option<u64>);
+const COUNTERS: [Counter; 4] = [
+    (&["vllm:prompt_tokens_total", "sglang:prompt_tokens_total", "trtllm:prompt_tokens_total"], |progress| {
+        &mut progress.prompt_tokens
+    }),
+    (
+        &["vllm:generation_tokens_total", "sglang:generation_tokens_total", "trtllm:generation_tokens_total"],
+        |progress| &mut progress.generation_tokens,
+    ),
+    (
+        &["vllm:request_success_total", "sglang:num_requests_total", "trtllm:request_success_total"],
+        |progress| &mut progress.finished_requests,
+    ),
+    (&["sglang:realtime_tokens_total"], |progress| &mut progress.step_tokens),
 ];
-const KV_USAGE: [&str; 4] = [
-    "vllm:kv_cache_usage_perc",
-    "sglang:token_usage",
-    "trtllm:kv_cache_utilization",
-    "vllm:gpu_cache_usage_perc",
-];
-/// Largest number of tokens in an engine's KV cache that is believed: integers are exact up to it.
-const MAX_TOKENS: f64 = (1_u64 << 53) as f64;
-/// SGLang rounds its share to hundredths.
-const KV_TOKENS: [&str; 1] = ["sglang:num_used_tokens"];
-/// Names of the counters.
-const PROMPT_TOKENS: [&str; 3] =
-    ["vllm:prompt_tokens_total", "sglang:prompt_tokens_total", "trtllm:prompt_tokens_total"];
-const GENERATION_TOKENS: [&str; 3] =
-    ["vllm:generation_tokens_total", "sglang:generation_tokens_total", "trtllm:generation_tokens_total"];
-const FINISHED: [&str; 3] =
-    ["vllm:request_success_total", "sglang:num_requests_total", "trtllm:request_success_total"];
-/// SGLang counts the tokens above when a request ends, and these at each step that it logs.
-const STEP_TOKENS: [&str; 1] = ["sglang:realtime_tokens_total"];
 /// When counters were created. It stands for the start of a process that does not report its own.
 const CREATED: [&str; 3] =
     ["vllm:prompt_tokens_created", "sglang:prompt_tokens_created", "trtllm:prompt_tokens_created"];
 const SLEEP_STATE: [&str; 1] = ["vllm:engine_sleep_state"];
 
-/// Figures of an engine's metrics; `None` for those that are missing.
+/// Load and progress of an engine or of one of its ranks; `None` for figures that are missing.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Figures {
+pub(super) struct LoadFigures {
     pub(super) running: Option<u32>,
     pub(super) waiting: Option<u32>,
     pub(super) kv_usage: Option<f32>,
     pub(super) kv_tokens: Option<u64>,
+    pub(super) progress: EngineProgress,
+}
+
+/// Figures of an engine's metrics; `None` for those that are missing.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Figures {
+    /// Those of all ranks together.
+    pub(super) whole: LoadFigures,
+    /// Those of each rank, by its label; empty if no gauge has such a label.
+    pub(super) ranks: BTreeMap<u32, LoadFigures>,
     /// Whether the engine sleeps.
     pub(super) asleep: Option<bool>,
-    pub(super) progress: EngineProgress,
     /// When the process started, seconds since 1970.
     pub(super) started: Option<f64>,
     /// When the first of its counters was created.
     pub(super) created: Option<f64>,
 }
 
-impl Figures {
+impl LoadFigures {
     /// Returns whether any load figure is known.
     pub(super) fn has_load(&self) -> bool {
-        self.running.is_some() || self.waiting.is_some() || self.kv_usage.is_some()
+        self.known().contains(&true)
+    }
+
+    /// Returns which figures are known, in the order of [`LOAD_NAMES`].
+    pub(super) fn known(&self) -> [bool; 3] {
+        [self.running.is_some(), self.waiting.is_some(), self.kv_usage.is_some()]
+    }
+
+    /// Returns whether requests run or wait, as the engine says.
+    pub(super) fn claims_work(&self) -> bool {
+        self.running.is_some_and(|running| running > 0) || self.waiting.is_some_and(|waiting| waiting > 0)
+    }
+}
+
+/// Names of the load figures in `GET /workers` and in the log.
+pub(super) const LOAD_NAMES: [&str; 3] = ["running", "waiting", "kv_usage"];
+
+impl Figures {
+    /// Returns the figures of a rank, the label of whose worker's first rank is `first`. If no gauge has such
+    /// labels, the figures of all ranks together stand for those of each.
+    pub(super) fn of_rank(&self, rank: u32, first: u32) -> LoadFigures {
+        if self.ranks.is_empty() {
+            return self.whole;
+        }
+        self.ranks.get(&first.saturating_add(rank)).copied().unwrap_or_default()
     }
 
     /// Returns the figures that move while the engine works; `None` if it reports none.
     pub(super) fn signs(&self) -> Option<EngineSigns> {
-        let Self { progress, kv_usage, kv_tokens, .. } = *self;
-        let is_running = self.running.is_some_and(|running| running > 0);
+        let LoadFigures { progress, kv_usage, kv_tokens, running, .. } = self.whole;
+        let is_running = running.is_some_and(|running| running > 0);
         let signs = EngineSigns { progress, kv_usage, kv_tokens, is_running };
-        (progress.is_known() || self.has_load()).then_some(signs)
+        (progress.is_known() || self.whole.has_load()).then_some(signs)
     }
 
     /// Returns whether these are figures of another process than the `earlier` ones: it started or made its
@@ -82,29 +103,25 @@ impl Figures {
         match told {
             #[expect(clippy::float_cmp, reason = "a process repeats the digits that it once computed")]
             Some((now, before)) => now != before,
-            None => self.progress.is_behind(&earlier.progress),
+            None => self.whole.progress.is_behind(&earlier.whole.progress),
         }
     }
 }
 
-/// Reads the figures of an engine. If one data-parallel rank has several series (of its tensor-parallel
-/// ranks, for example), the highest counts. Running and waiting requests of data-parallel ranks are added,
-/// and of their cache usage the highest counts.
+/// Reads the figures of an engine and of each of its data-parallel ranks. If one rank has several series (of
+/// its tensor-parallel ranks, for example), the highest counts. In the figures of the whole engine, requests
+/// and tokens of its ranks are added, and of their cache usage the highest counts.
 pub(super) fn figures(metrics: &[u8]) -> Figures {
-    let mut figures = Figures::default();
-    let [mut running, mut waiting, mut usage, mut tokens] =
-        [Gauge::new(&RUNNING), Gauge::new(&WAITING), Gauge::new(&KV_USAGE), Gauge::new(&KV_TOKENS)];
-    let mut queues = PAIR_QUEUES.map(Gauge::new);
+    let (mut figures, mut gauges) = (Figures::default(), Gauges::new());
+    let mut progress: BTreeMap<&str, EngineProgress> = BTreeMap::new();
     for sample in samples(metrics).filter(|sample| sample.value.is_finite() && sample.value >= 0.0) {
-        for gauge in [&mut running, &mut waiting, &mut usage, &mut tokens].into_iter().chain(&mut queues) {
-            gauge.add(&sample);
-        }
-        let progress = &mut figures.progress;
-        add(&PROMPT_TOKENS, &sample, &mut progress.prompt_tokens);
-        add(&GENERATION_TOKENS, &sample, &mut progress.generation_tokens);
-        add(&FINISHED, &sample, &mut progress.finished_requests);
-        add(&STEP_TOKENS, &sample, &mut progress.step_tokens);
-        if is_one_of(sample.name, &SLEEP_STATE) {
+        gauges.all().for_each(|gauge| gauge.add(&sample));
+        if let Some(total) = counter(sample.name).filter(|_| !is_part(&sample)) {
+            let of_rank = progress.entry(rank_label(&sample)).or_default();
+            for progress in [of_rank, &mut figures.whole.progress] {
+                add(total(progress), sample.value);
+            }
+        } else if is_one_of(sample.name, &SLEEP_STATE) {
             let sleeps = sample.label("sleep_state") == Some("awake") && sample.value == 0.0;
             figures.asleep = Some(sleeps || figures.asleep == Some(true));
         } else if sample.name == "process_start_time_seconds" {
@@ -114,63 +131,37 @@ pub(super) fn figures(metrics: &[u8]) -> Figures {
             figures.created = Some(figures.created.map_or(sample.value, |other| other.min(sample.value)));
         }
     }
-    let in_queues: f64 = queues.iter().filter_map(Gauge::total).sum();
-    figures.running = running.total().and_then(count);
-    figures.waiting = waiting.total().and_then(|waiting| count(waiting + in_queues));
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "within the range")]
-    let whole = |tokens: f64| (tokens <= MAX_TOKENS).then_some(tokens as u64);
-    figures.kv_tokens = tokens.total().and_then(whole);
-    #[expect(clippy::cast_possible_truncation, reason = "a share needs no more precision")]
-    let share = |usage: f64| usage as f32;
-    figures.kv_usage = usage.highest().filter(|usage| *usage <= 1.0).map(share);
+    let whole = gauges.load(Gauge::total, Gauge::highest);
+    figures.whole = LoadFigures { progress: figures.whole.progress, ..whole };
+    let of_rank = |label: u32| {
+        let own = progress.iter().find(|(rank, _)| rank.parse() == Ok(label));
+        let progress = own.map(|(_, own)| *own).or_else(|| progress.get("").copied());
+        let own = |gauge: &Gauge<'_>| gauge.of(label);
+        (label, LoadFigures { progress: progress.unwrap_or_default(), ..gauges.load(own, own) })
+    };
+    figures.ranks = gauges.labels().map(of_rank).collect();
     figures
 }
 
-/// The series of a gauge, by data-parallel rank: those of the preferred name that is there.
-struct Gauge<'a> {
-    names: &'static [&'static str],
-    name: usize,
-    ranks: BTreeMap<&'a str, f64>,
+/// Returns the label of the sample's data-parallel rank; empty if it has none.
+pub(super) fn rank_label<'a>(sample: &Sample<'a>) -> &'a str {
+    sample.label("dp_rank").or_else(|| sample.label("engine")).unwrap_or_default()
 }
 
-impl<'a> Gauge<'a> {
-    fn new(names: &'static [&'static str]) -> Self {
-        Self { names, name: names.len(), ranks: BTreeMap::new() }
-    }
-
-    fn add(&mut self, sample: &Sample<'a>) {
-        let Some(name) = self.names.iter().position(|name| is(sample.name, name)) else { return };
-        if name > self.name || is_part(sample) {
-            return;
-        }
-        if name < self.name {
-            (self.name, self.ranks) = (name, BTreeMap::new());
-        }
-        let rank = sample.label("dp_rank").or_else(|| sample.label("engine")).unwrap_or_default();
-        let of_rank = self.ranks.entry(rank).or_insert(sample.value);
-        *of_rank = of_rank.max(sample.value);
-    }
-
-    fn total(&self) -> Option<f64> {
-        (!self.ranks.is_empty()).then(|| self.ranks.values().sum())
-    }
-
-    fn highest(&self) -> Option<f64> {
-        self.ranks.values().copied().reduce(f64::max)
-    }
+/// Returns where the total of a counter of this name is kept.
+fn counter(name: &str) -> Option<fn(&mut EngineProgress) -> &mut Option<u64>> {
+    COUNTERS.iter().find(|(names, _)| is_one_of(name, names)).map(|(_, total)| *total)
 }
 
-/// Adds a sample of a counter to its total.
-fn add(names: &[&str], sample: &Sample<'_>, total: &mut Option<u64>) {
-    if is_one_of(sample.name, names) && !is_part(sample) {
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the cast saturates")]
-        let value = sample.value as u64;
-        *total = Some(total.unwrap_or(0).saturating_add(value));
-    }
+/// Adds a counter's sample to its total.
+fn add(total: &mut Option<u64>, sample: f64) {
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the cast saturates")]
+    let value = sample as u64;
+    *total = Some(total.unwrap_or(0).saturating_add(value));
 }
 
 /// Returns whether the series counts requests of one priority only, which are in the total, too (SGLang).
-fn is_part(sample: &Sample<'_>) -> bool {
+pub(super) fn is_part(sample: &Sample<'_>) -> bool {
     sample.label("priority").is_some_and(|priority| !priority.is_empty())
 }
 
@@ -179,17 +170,11 @@ fn is_one_of(name: &str, names: &[&str]) -> bool {
 }
 
 /// Returns whether `name` is an engine's form of the name `known`.
-fn is(name: &str, known: &str) -> bool {
+pub(super) fn is(name: &str, known: &str) -> bool {
     let name = name.strip_prefix("ray_").unwrap_or(name);
     let Some((engine, figure)) = known.split_once(':') else { return false };
     let Some(rest) = name.strip_prefix(engine) else { return false };
     rest.strip_prefix([':', '_']) == Some(figure)
-}
-
-/// Returns a number of requests; `None` if no engine can have as many.
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "within the range")]
-fn count(value: f64) -> Option<u32> {
-    (value <= f64::from(u32::MAX)).then_some(value as u32)
 }
 
 #[cfg(test)]
@@ -197,15 +182,18 @@ mod tests {
     use super::*;
 
     fn load(text: &str) -> (Option<u32>, Option<u32>, Option<f32>) {
-        let figures = figures(text.as_bytes());
+        let figures = figures(text.as_bytes()).whole;
         (figures.running, figures.waiting, figures.kv_usage)
     }
 
     #[test]
     fn figures_of_a_real_engine_are_read() {
         let read = figures(include_bytes!("../../../../tests/fixtures/engines/metrics.txt"));
-        assert_eq!((read.running, read.waiting, read.kv_usage), (Some(0), Some(0), Some(0.0)));
-        assert_eq!((read.progress.prompt_tokens, read.asleep), (Some(1_306), Some(false)));
+        assert_eq!(
+            (read.whole.running, read.whole.waiting, read.whole.kv_usage),
+            (Some(0), Some(0), Some(0.0))
+        );
+        assert_eq!((read.whole.progress.prompt_tokens, read.asleep), (Some(1_306), Some(false)));
         assert_eq!((read.started, read.created), (Some(1.7952338661e9), Some(1.795233966858278e9)));
     }
 
@@ -213,12 +201,15 @@ mod tests {
     fn figures_of_a_real_sglang_and_of_a_real_pair_are_read() {
         let read =
             figures(include_bytes!("../../../../tests/fixtures/engines/sglang-0.5.23/plain-metrics.txt"));
-        assert_eq!((read.running, read.waiting, read.kv_usage), (Some(0), Some(0), Some(0.0)));
+        assert_eq!(
+            (read.whole.running, read.whole.waiting, read.whole.kv_usage),
+            (Some(0), Some(0), Some(0.0))
+        );
         // It counts streamed and whole answers apart.
-        assert_eq!((read.progress.prompt_tokens, read.kv_tokens), (Some(77), Some(0)));
+        assert_eq!((read.whole.progress.prompt_tokens, read.whole.kv_tokens), (Some(77), Some(0)));
         let read = figures(include_bytes!("../../../../tests/fixtures/engines/vllm-0.33/decode-metrics.txt"));
-        assert_eq!((read.running, read.waiting, read.asleep), (Some(0), Some(0), Some(false)));
-        assert!(read.kv_usage.is_some() && read.started.is_some(), "{read:?}");
+        assert_eq!((read.whole.running, read.whole.waiting, read.asleep), (Some(0), Some(0), Some(false)));
+        assert!(read.whole.kv_usage.is_some() && read.started.is_some(), "{read:?}");
     }
 
     #[test]
@@ -233,8 +224,31 @@ mod tests {
         let vllm = "vllm:num_requests_running{engine=\"0\"} 1\nvllm:num_requests_running{engine=\"1\"} 2\n\
                     vllm:kv_cache_usage_perc{engine=\"0\"} 0.25\nvllm:kv_cache_usage_perc{engine=\"1\"} 0.5\n";
         assert_eq!(load(vllm), (Some(3), None, Some(0.5)));
+        let read = figures(vllm.as_bytes());
+        let of_rank = |rank, first| {
+            let figures = read.of_rank(rank, first);
+            (figures.running, figures.waiting, figures.kv_usage)
+        };
+        assert_eq!([of_rank(0, 0), of_rank(1, 0)], [(Some(1), None, Some(0.25)), (Some(2), None, Some(0.5))]);
+        assert_eq!([of_rank(0, 1), of_rank(1, 1)], [(Some(2), None, Some(0.5)), (None, None, None)]);
         let priorities = "sglang:num_queue_reqs{priority=\"\"} 3\nsglang:num_queue_reqs{priority=\"1\"} 3\n";
         assert_eq!(load(priorities).1, Some(3));
+    }
+
+    #[test]
+    fn b8_a_rank_has_the_counts_of_its_label_or_those_of_the_engine() {
+        let text = "vllm:num_requests_running{engine=\"0\"} 1\nvllm:num_requests_running{engine=\"1\"} 2\n\
+                    vllm:prompt_tokens_total{engine=\"1\"} 3\nvllm:prompt_tokens_total{engine=\"0\"} 4\n\
+                    vllm:num_requests_waiting 7\n";
+        let read = figures(text.as_bytes());
+        let tokens = |read: &Figures, rank| read.of_rank(rank, 0).progress.prompt_tokens;
+        // B8.2
+        assert_eq!([tokens(&read, 0), tokens(&read, 1)], [Some(4), Some(3)]);
+        assert_eq!((read.whole.progress.prompt_tokens, read.of_rank(1, 0).waiting), (Some(7), Some(7)));
+        let sglang = "sglang:num_running_reqs{dp_rank=\"1\"} 5\nsglang:prompt_tokens_total{a=\"b\"} 3\n";
+        assert_eq!(tokens(&figures(sglang.as_bytes()), 1), Some(3));
+        let one = figures(b"trtllm_num_requests_running 4\n");
+        assert_eq!((one.of_rank(0, 0).running, one.of_rank(1, 0).running), (Some(4), Some(4)));
     }
 
     #[test]
@@ -293,8 +307,8 @@ mod tests {
             (None, None, None)
         );
         assert_eq!(load("vllm:kv_cache_usage_perc 1\nvllm:num_requests_running 4294967295").2, Some(1.0));
-        assert_eq!(figures(b"sglang:num_used_tokens 1e300").kv_tokens, None);
-        assert!(!figures(b"# nothing\nother 1\n").has_load());
+        assert_eq!(figures(b"sglang:num_used_tokens 1e300").whole.kv_tokens, None);
+        assert!(!figures(b"# nothing\nother 1\n").whole.has_load());
     }
 
     #[test]

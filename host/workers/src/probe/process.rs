@@ -1,18 +1,13 @@
 //! State of an engine's process by its metrics: load, progress, sleep, and whether it is the same process as
 //! before. The gateway's knowledge of a process ends with the process.
 
-use tokio::time::Instant;
-
 use super::{
     MAX_LOAD_FAILURES, Probe, Response,
     figures::{Figures, figures},
     loads::{LOADS, figures_of_loads},
     parse,
 };
-use crate::{
-    columns::EngineLoad,
-    id::{DpRank, Engine},
-};
+use crate::id::{DpRank, Engine};
 
 /// Returns the path of an engine's metrics.
 pub(super) fn metrics_path(engine: Engine) -> Option<&'static str> {
@@ -41,7 +36,12 @@ impl Probe {
         let (path, answer) = loop {
             let Some(path) = self.load_path else {
                 self.worker.note_signs(None);
-                return self.worker.set_engine_load(None);
+                self.worker.set_engine_load(None);
+                self.worker.set_reports_load(false);
+                if let Some(path) = metrics_path(self.worker.spec().engine) {
+                    self.note_reported(path, [false; 3]);
+                }
+                return;
             };
             match self.get(path).await {
                 Response::Absent => self.load_path = path_after(path, self.worker.spec().engine),
@@ -56,18 +56,19 @@ impl Probe {
             if figures.asleep.is_none() {
                 figures.asleep = self.ask_whether_asleep().await;
             }
-            self.observe(figures);
-            if figures.has_load() {
+            self.observe(figures.clone());
+            if figures.whole.has_load() {
                 self.load_failures = 0;
-                let Figures { running, waiting, kv_usage, .. } = figures;
-                let load = EngineLoad { running, waiting, kv_usage, read_at: Instant::now() };
-                return self.worker.set_engine_load(Some(load));
+                self.note_reported(path, figures.whole.known());
+                return self.store_load(&figures);
             }
         }
+        self.note_reported(path, [false; 3]);
         self.load_failures += 1;
         if self.load_failures >= MAX_LOAD_FAILURES {
             self.worker.note_signs(None);
             self.worker.set_engine_load(None);
+            self.worker.set_reports_load(false);
         }
     }
 
@@ -87,13 +88,15 @@ impl Probe {
 
     /// Notes what the metrics say of the process, apart from its load.
     pub(super) fn observe(&mut self, figures: Figures) {
-        let earlier = self.figures.replace(figures);
-        if earlier.is_some_and(|earlier| figures.of_another_process(&earlier)) {
+        let (signs, asleep) = (figures.signs(), figures.asleep);
+        let is_another = self.figures.as_ref().is_some_and(|earlier| figures.of_another_process(earlier));
+        self.figures = Some(figures);
+        if is_another {
             self.process_ended("another start");
             self.worker.note_restart();
         }
-        self.worker.note_signs(figures.signs());
-        if let Some(asleep) = figures.asleep
+        self.worker.note_signs(signs);
+        if let Some(asleep) = asleep
             && self.worker.set_asleep(asleep)
         {
             self.log(if asleep { "asleep" } else { "awake" }, "");

@@ -108,15 +108,35 @@ impl Worker {
         self.model_readings.fetch_add(1, Ordering::Release);
     }
 
-    /// Returns the engine's load figures, if they were read. They count for all of its ranks together.
+    /// Returns the load figures of the engine, all of its ranks together, if they are known.
     #[must_use]
     pub fn engine_load(&self) -> Option<EngineLoad> {
-        self.ranks.first()?.view().engine_load()
+        let mut loads = self.ranks.iter().filter_map(|rank| rank.view().engine_load());
+        let first = loads.next()?;
+        let by_rank = self.loads_by_rank.load(Ordering::Acquire);
+        Some(if by_rank { loads.fold(first, EngineLoad::and) } else { first })
     }
 
-    /// Stores the engine's load figures, `None` when they are not known any more.
+    /// Stores the engine's load figures for each of its ranks, `None` when they are not known any more.
     pub fn set_engine_load(&self, load: Option<EngineLoad>) {
+        self.loads_by_rank.store(false, Ordering::Release);
         self.ranks.iter().for_each(|rank| rank.view().set_engine_load(load));
+    }
+
+    /// Stores the load figures of each rank, `None` for those that are not known.
+    pub(crate) fn set_rank_loads(&self, loads: &[Option<EngineLoad>]) {
+        self.loads_by_rank.store(true, Ordering::Release);
+        self.ranks.iter().zip(loads).for_each(|(rank, load)| rank.view().set_engine_load(*load));
+    }
+
+    /// Returns whether the engine reports every load figure, also if they do not count now.
+    #[must_use]
+    pub fn reports_load(&self) -> bool {
+        self.reports_load.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_reports_load(&self, reports: bool) {
+        self.reports_load.store(reports, Ordering::Relaxed);
     }
 
     /// Returns whether the engine sleeps: it lives, and serves no request until it is woken.
