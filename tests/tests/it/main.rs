@@ -109,6 +109,7 @@ mod serving;
 mod slots;
 mod slow_readers;
 mod stored_responses;
+mod stream_ends;
 mod stuck;
 mod tenants;
 mod timings;
