@@ -6,7 +6,16 @@ use pointsman_tests::{
 };
 use serde_json::json;
 
+const FORM: &str = "multipart/form-data; boundary=cut";
+const AUDIO: [&str; 2] = ["/v1/audio/transcriptions", "/v1/audio/translations"];
 const OK: &str = r#"pointsman_legs_total{leg="aggregated",engine="openai",outcome="ok"}"#;
+
+fn form() -> String {
+    let field = |name: &str, value: &str| {
+        format!("--cut\r\ncontent-disposition: form-data; name=\"{name}\"\r\n\r\n{value}\r\n")
+    };
+    format!("{}{}--cut--\r\n", field("model", "tiny"), field("stream", "true"))
+}
 
 /// A gateway in front of an engine that answers with these events, and then does what `end` says.
 async fn streaming(events: &str, end: Act) -> (RawEngine, TestCluster) {
@@ -26,6 +35,39 @@ async fn post(cluster: &TestCluster, path: &str, kind: &str, body: String) -> St
     cluster.at_rest().await.unwrap();
     assert_eq!(reply.status, 200);
     String::from_utf8(reply.body.to_vec()).unwrap()
+}
+
+#[tokio::test]
+async fn i6_a_transcript_in_openai_s_form_ends_with_its_last_event() {
+    let delta = r#"data: {"type":"transcript.text.delta","delta":"Hello"}"#;
+    let usage = r#""usage":{"type":"tokens","input_tokens":73,"output_tokens":16,"total_tokens":89}"#;
+    let last = format!(r#"data: {{"type":"transcript.text.done","text":"Hello",{usage}}}"#);
+    let plain = format!("{delta}\n\n{last}\n\n");
+    let named = format!("event: transcript.text.delta\n{delta}\n\nevent: transcript.text.done\n{last}\n\n");
+    let behind = format!(
+        "{delta}\n\ndata: {{\"text\":\"\\\"type\\\":\",{usage},\"type\":\"transcript.text.done\"}}\n\n"
+    );
+    let marked = format!("{plain}data: [DONE]\n\n");
+    for (path, events, end) in [
+        (AUDIO[0], &plain, ends_in_time()),
+        (AUDIO[1], &plain, ends_in_time()),
+        (AUDIO[0], &named, ends_in_time()),
+        (AUDIO[0], &behind, ends_in_time()),
+        (AUDIO[0], &marked, ends_in_time()),
+        (AUDIO[0], &plain, Act::Close),
+        (AUDIO[0], &plain, Act::Hang),
+    ] {
+        let (_engine, cluster) = streaming(events, end).await;
+        // I6.20
+        assert_eq!(post(&cluster, path, FORM, form()).await, **events);
+        assert_eq!(cluster.metric(OK).await.unwrap(), [1.0], "{events}");
+        // I6.9
+        assert_eq!(cluster.metric("pointsman_prompt_tokens_total").await.unwrap(), [73.0], "{events}");
+    }
+    let (_engine, cluster) = streaming(&format!("{delta}\n\n"), ends_in_time()).await;
+    let text = post(&cluster, AUDIO[0], FORM, form()).await;
+    // I6.20: the last event is missing
+    assert!(text.starts_with(delta) && text.contains(r#""code":"bad_upstream""#), "{text}");
 }
 
 #[tokio::test]

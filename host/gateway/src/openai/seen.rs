@@ -67,6 +67,7 @@ pub(crate) fn event(format: Format, event: &[u8]) -> Seen {
     let mut seen = match format {
         Format::OpenAi => sse::look(event),
         Format::Generate => generate::event(event),
+        Format::Transcript => transcript(event),
         Format::Responses | Format::Anthropic => return named(event),
     };
     // Almost every event begins with its data.
@@ -154,6 +155,17 @@ struct Named<'a> {
 #[serde(default)]
 struct ResponseId<'a> {
     id: Option<&'a str>,
+}
+
+/// Looks at an event of a transcript. Those of OpenAI's form have a type, others are chunks.
+fn transcript(event: &[u8]) -> Seen {
+    match kind(event) {
+        b"transcript.text.delta" => one_token(),
+        b"transcript.text.done" => {
+            Seen { done: true, finish: true, usage: usage(reported(event)), ..Seen::default() }
+        }
+        _ => sse::look(event),
+    }
 }
 
 /// Returns the name of an event, or the type that its data names.

@@ -106,9 +106,9 @@ impl Relay {
         self.set_timer();
     }
 
-    /// Length of the end mark that `more` begins with. Some engines send it after the last named event.
+    /// Length of the end mark that `more` begins with. Some engines send it after the last event.
     pub(super) fn end_mark(&self, more: &[u8]) -> usize {
-        let first = sse::events(more).next().filter(|_| self.format.is_named());
+        let first = sse::events(more).next().filter(|_| self.format.has_last_event());
         let mark = first.filter(|place| more.get(place.clone()).is_some_and(sse::is_done));
         mark.map_or(0, |place| place.end)
     }
