@@ -59,6 +59,7 @@ mod route;
 mod second_opinion;
 mod send;
 pub(crate) mod stored;
+pub(crate) mod stored_events;
 mod unread_booking;
 mod whole_answer;
 mod whole_estimate;

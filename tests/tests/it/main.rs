@@ -102,6 +102,7 @@ mod reload;
 mod replicas;
 mod request_heads;
 mod reserved;
+mod resumed_responses;
 mod reused_connections;
 mod route_preview;
 mod secrets;
