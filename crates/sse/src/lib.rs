@@ -6,7 +6,7 @@ use memchr::memmem::Finder;
 
 mod look;
 
-pub use look::{has_known_key, is_closed, look, look_at_body};
+pub use look::{has_known_key, is_closed, look, look_at_body, type_of};
 
 /// An event that never ends must not fill memory.
 const MAX_EVENT: usize = 16 * 1024 * 1024;

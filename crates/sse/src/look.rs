@@ -76,6 +76,36 @@ pub fn has_known_key(part: &[u8]) -> bool {
     keys(part).next().is_some()
 }
 
+/// Returns the text of the key `type` at the top level of an event's data, wherever it stands. Reads no
+/// further, and allocates nothing: every event of some servers is told by it.
+#[must_use]
+pub fn type_of(event: &[u8]) -> Option<&[u8]> {
+    let object = crate::object(event);
+    let (mut open, mut at) = (0_usize, 0);
+    loop {
+        match *object.get(at)? {
+            b'{' | b'[' => open += 1,
+            b'}' | b']' => open = open.checked_sub(1).filter(|open| *open > 0)?,
+            b'"' => {
+                let from = at + 1;
+                at = string_end(object, from)?;
+                let is_type = open == 1 && object.get(from..at) == Some(b"type");
+                if let Some(text) = object.get(at + 1..).filter(|_| is_type).and_then(text_behind_colon) {
+                    return Some(text);
+                }
+            }
+            _ => {}
+        }
+        at += 1;
+    }
+}
+
+/// The text of a key, behind which `rest` begins.
+fn text_behind_colon(rest: &[u8]) -> Option<&[u8]> {
+    let value = rest.trim_ascii_start().strip_prefix(b":")?.trim_ascii_start().strip_prefix(b"\"")?;
+    value.get(..string_end(value, 0)?)
+}
+
 /// Positions of the values of keys whose first occurrence counts.
 #[derive(Default)]
 struct FirstValues {

@@ -367,8 +367,22 @@ proptest! {
     }
 
     #[test]
+    fn the_type_of_data_is_that_of_its_top_level(
+        before in "[ -~\\n\"\\\\]{0,20}", kind in proptest::option::of("[a-z._]{0,12}"), is_nested in any::<bool>(),
+    ) {
+        let other = serde_json::json!([{"type": before}, before]);
+        let mut data = serde_json::json!({"a": other, "b": "type", "response": {"type": "x", "c": [other]}});
+        if is_nested { data = serde_json::json!({"a": before, "item": data}); }
+        if let Some(kind) = &kind { data["type"] = kind.as_str().into(); }
+        let text = data.to_string();
+        let event = format!("data: {text}\n\n");
+        prop_assert_eq!(type_of(event.as_bytes()), kind.as_deref().map(str::as_bytes));
+    }
+
+    #[test]
     fn random_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
         let _ = look(&bytes);
+        let _ = type_of(&bytes);
         let _ = events(&bytes).count();
         let mut splitter = Splitter::default();
         splitter.room().extend_from_slice(&bytes);

@@ -12,7 +12,7 @@ use axum::{
     http::{HeaderMap, HeaderName, HeaderValue, Method, Request as HttpRequest, Response, StatusCode, Uri},
     middleware::from_fn,
     response::IntoResponse,
-    routing::{get, post},
+    routing::{any, get, post},
 };
 use serde_json::json;
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
@@ -145,6 +145,9 @@ pub(crate) fn endpoints() -> Router<DataThread> {
     }
     routes
         .route(Endpoint::Realtime.path(), get(realtime::serve))
+        // Endpoints of OpenAI's that no engine has: their names are not ids of responses.
+        .route("/v1/responses/compact", any(unknown_url))
+        .route("/v1/responses/input_tokens", any(unknown_url))
         .route("/v1/responses/{id}", get(responses::one).delete(responses::one))
         .route("/v1/responses/{id}/cancel", post(responses::cancel))
         .route("/v1/route", post(preview::route))

@@ -14,6 +14,7 @@ use pointsman_workers::{LogLimit, is_local_shortage};
 mod back_pressure;
 mod body;
 mod call_context;
+mod content_coding;
 mod convert;
 mod destination;
 mod error_body;
@@ -167,13 +168,7 @@ impl Upstream {
         let head =
             head.ok_or_else(|| CallError::Protocol("the worker's address is not a valid URL".to_owned()))?;
         let response = self.call((to, &parts), &head, &body).await?;
-        if let Some(coding) = response.headers().get(header::CONTENT_ENCODING)
-            && !coding.as_bytes().eq_ignore_ascii_case(b"identity")
-        {
-            let coding: String = String::from_utf8_lossy(coding.as_bytes()).chars().take(60).collect();
-            let problem = format!("the answer has the content coding `{coding}`, which was not asked for");
-            return Err(CallError::Protocol(problem));
-        }
+        content_coding::refuse(response.headers())?;
         if response.status().is_success() {
             return Ok(response);
         }

@@ -176,7 +176,7 @@ fn error(key: &str, problem: String) -> SpecError {
 }
 
 impl WorkerSpec {
-    /// Returns the host of the URL, without port.
+    /// Returns the host of the URL, without port. An IPv6 address has its brackets.
     #[must_use]
     pub fn host(&self) -> &str {
         let rest = self.url.split_once("://").map_or(&*self.url, |(_, rest)| rest);

@@ -247,6 +247,27 @@ async fn r2_a_decision_is_recorded_with_the_outcome_that_passed() {
 }
 
 #[tokio::test]
+async fn r2_events_of_audio_and_images_end_with_the_body() {
+    let (cluster, picker) = cluster(1).await;
+    let speech = json!({"model": "tiny", "input": "hi", "voice": "a", "stream_format": "sse"});
+    let image = json!({"model": "tiny", "prompt": "x", "stream": true});
+    for (path, body, kind) in [
+        ("/v1/audio/speech", speech, "speech.audio.done"),
+        ("/v1/images/generations", image, "image_generation.completed"),
+    ] {
+        let (_, mut carried) = picker.ask(path, &[], &body.to_string()).await.unwrap();
+        answer(&mut carried, &format!("data: {{\"type\":\"{kind}\"}}\n\n")).await;
+        cluster.at_rest().await.unwrap();
+        // R2.10
+        assert_eq!(outcome(&cluster).await["code"], "ok", "{path}");
+    }
+    let failed =
+        cluster.metric("pointsman_legs_total{leg=\"aggregated\",engine=\"vllm\",outcome=\"broken\"").await;
+    // R2.10
+    assert_eq!(failed.unwrap().iter().sum::<f64>(), 0.0);
+}
+
+#[tokio::test]
 async fn r2_the_answer_of_another_endpoint_is_not_credited_to_the_picked_worker() {
     let (cluster, picker) = cluster(1).await;
     for status in [500, 500, 500, 500, 500, 500, 200] {

@@ -539,6 +539,31 @@ async fn answers_that_break_http_are_errors_and_their_connections_are_not_used_a
 }
 
 #[tokio::test]
+async fn i3_an_answer_whose_content_coding_changes_nothing_has_none() {
+    let bench = bench(|config| config.routing.retries = 0).await;
+    for (lines, expected) in [
+        ("content-encoding: \r\n", 200),
+        ("content-encoding: identity\r\n", 200),
+        ("content-encoding: Identity , identity,\r\n", 200),
+        ("content-encoding:\r\ncontent-encoding: identity\r\n", 200),
+        ("content-encoding: identity, gzip\r\n", 502),
+        ("content-encoding: identity\r\ncontent-encoding: gzip\r\n", 502),
+    ] {
+        let length = ANSWER.len();
+        let head = format!(
+            "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n{lines}content-length: {length}\r\n\r\n"
+        );
+        bench.answer(vec![Act::Send((head + ANSWER).into_bytes())]);
+        let reply = bench.cluster.client.post(COMPLETIONS, &[], body(false, false)).await.unwrap();
+        let text = String::from_utf8_lossy(&reply.body).into_owned();
+        // I3.26
+        assert_eq!(reply.status.as_u16(), expected, "{lines}: {text}");
+        assert_eq!(text.contains("content coding `gzip`"), expected == 502, "{lines}: {text}");
+        bench.cluster.at_rest().await.unwrap();
+    }
+}
+
+#[tokio::test]
 async fn streams_that_break_end_with_one_error_event() {
     let megabyte = chunk(&[b'x'; 1 << 20]);
     let start = |text: &str| Act::Send([stream_head(), chunk(text.as_bytes())].concat());

@@ -152,6 +152,28 @@ async fn c10_d1_the_decode_leg_gets_the_prefill_worker_s_rank_the_room_and_the_c
 }
 
 #[tokio::test]
+async fn p11_both_legs_get_the_bootstrap_address_of_an_ipv6_host_in_brackets() {
+    for host in ["fd00::1", "[fd00::1]"] {
+        let cluster = TestClusterBuilder::new()
+            .config(|config| config.routing.retries = 0)
+            .sim_with(recording(Dialect::Sglang, Role::Prefill), &format!(",bootstrap_host={host}"))
+            .sim_with(recording(Dialect::Sglang, Role::Decode), "")
+            .start()
+            .await
+            .unwrap();
+        // No prefill worker is at that address, so decode fails.
+        cluster.client.post(CHAT, &[], chat(json!({}))).await.unwrap();
+        for sim in &cluster.sims {
+            let recorded = sim.recorded();
+            let body = &recorded.iter().find(|recorded| recorded.path == CHAT).unwrap().body;
+            let body: Value = serde_json::from_str(body).unwrap();
+            // P11.5
+            assert_eq!(body["bootstrap_host"], "[fd00::1]", "{body}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn d1_the_decode_leg_gets_the_prefill_result_and_the_original_max_tokens() {
     let cluster = TestClusterBuilder::new()
         .sim_with(recording(Dialect::Vllm, Role::Prefill), "")

@@ -320,6 +320,54 @@ async fn c8_the_tool_calls_of_a_streamed_answer_that_ended_in_prefill_are_number
     }
 }
 
+#[tokio::test]
+async fn c8_the_blocks_of_a_streamed_message_that_ended_in_prefill_keep_all_of_their_fields() {
+    let blocks = value!([
+        {"type": "thinking", "thinking": "hm", "signature": "sig"},
+        {"type": "redacted_thinking", "data": "AbC="},
+        {"type": "text", "text": "hi", "citations": [{"type": "char_location"}]},
+        {"type": "tool_use", "id": "c", "name": "f", "input": {"a": 1}, "caller": {"type": "direct"}},
+        {"type": "new_kind", "more": [1], "text": "t"},
+    ]);
+    let answer = value!({"id": "m", "type": "message", "role": "assistant", "content": blocks, "model": "tiny",
+        "stop_reason": "tool_use", "stop_sequence": null, "usage": {"input_tokens": 3, "output_tokens": 1}});
+    let (prefill, decode) = (engine(json(&answer.to_string())).await, engine(json(ANSWER)).await);
+    let cluster = gateway(&[("prefill", &prefill), ("decode", &decode)]).await;
+    let body = value!({"model": "tiny", "max_tokens": 9, "stream": true, "messages": [{"role": "user", "content": "a"}]});
+    let reply = cluster.client.post("/v1/messages", &[], body.to_string()).await.unwrap();
+    let text = String::from_utf8_lossy(&reply.body).into_owned();
+    let data = text.lines().filter_map(|line| line.strip_prefix("data: "));
+    let events: Vec<serde_json::Value> = data.map(|data| serde_json::from_str(data).unwrap()).collect();
+    let of = |kind: &str, key: &str| -> Vec<serde_json::Value> {
+        events.iter().filter(|event| event["type"] == kind).map(|event| event[key].clone()).collect()
+    };
+    // C8.8
+    assert_eq!(
+        of("content_block_start", "content_block"),
+        [
+            value!({"type": "thinking", "thinking": "", "signature": ""}),
+            value!({"type": "redacted_thinking", "data": "AbC="}),
+            value!({"type": "text", "text": "", "citations": [{"type": "char_location"}]}),
+            value!({"type": "tool_use", "id": "c", "name": "f", "input": {}, "caller": {"type": "direct"}}),
+            value!({"type": "new_kind", "more": [1], "text": "t"}),
+        ],
+        "{text}"
+    );
+    // C8.8
+    assert_eq!(
+        of("content_block_delta", "delta"),
+        [
+            value!({"type": "thinking_delta", "thinking": "hm"}),
+            value!({"type": "signature_delta", "signature": "sig"}),
+            value!({"type": "text_delta", "text": "hi"}),
+            value!({"type": "input_json_delta", "partial_json": "{\"a\":1}"}),
+        ],
+        "{text}"
+    );
+    assert_eq!(of("content_block_delta", "index"), [0, 0, 2, 3], "{text}");
+    cluster.at_rest().await.unwrap();
+}
+
 /// An engine of this version whose prefill answers `prefill`, and any other request `ANSWER`.
 async fn versioned(version: &'static str, prefill: Vec<u8>) -> RawEngine {
     RawEngine::start(move |request: &RawRequest| {

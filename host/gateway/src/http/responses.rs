@@ -10,7 +10,7 @@ use axum::{
 use bytes::Bytes;
 use futures_util::stream;
 use pointsman_workers::InFlight;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::timeout_at;
 
 use super::{
     DataThread,
@@ -21,23 +21,17 @@ use super::{
 use crate::{
     connectors::connector_for,
     openai::{
-        client_key::forwarded,
-        endpoint::{Endpoint, Format},
-        error::ApiError,
-        hide::without_fields,
-        request_id::set_request_id,
-        sequence::LastNumber,
-        sse,
-        stream_headers::set_stream_headers,
+        client_key::forwarded, endpoint::Endpoint, error::ApiError, hide::without_fields,
+        request_id::set_request_id, sse, stream_headers::set_stream_headers,
     },
-    orchestrate::stored::{self, StoredCall},
+    orchestrate::{
+        stored::events::StoredEvents,
+        stored::{self, StoredCall},
+    },
     state::State,
     telemetry::account::Account,
-    upstream::{self, PauseLimits, Upstream},
+    upstream::{self, Upstream},
 };
-
-/// Capacity of the buffer of a stream, bytes.
-const BUFFER: usize = 4 * 1024;
 
 /// `GET` and `DELETE` of a stored response.
 pub(super) async fn one(
@@ -67,6 +61,7 @@ async fn serve(thread: &DataThread, request: Parts, id: &str, path: String) -> R
     let mut account =
         Account::new(state.metrics.clone(), request_id(headers), Endpoint::StoredResponse, started);
     let deadline = started + state.settings.request_timeout;
+    let may_have_all = path.contains("starting_after=");
     let answered = async {
         // A browser asks before it sends DELETE, and shows the page no answer to GET.
         if request.method == Method::POST {
@@ -93,8 +88,8 @@ async fn serve(thread: &DataThread, request: Parts, id: &str, path: String) -> R
             response.map(Body::from)
         }
         Ok(Answered::Stream(response)) => {
-            let pause = state.settings.leg_timeouts.pause();
-            response.map(|body| events(body, pause, deadline, account))
+            let timeouts = state.settings.leg_timeouts;
+            response.map(|body| events(StoredEvents::new(body, timeouts, deadline, account, may_have_all)))
         }
         Err(error) => {
             account.ended(error.status().as_u16(), error.code());
@@ -137,25 +132,10 @@ async fn answer(
     Ok(Answered::Whole(response.map(|()| whole)))
 }
 
-/// The events of an engine as they come, until `deadline`. A failure is one event that ends them.
-fn events(body: upstream::Body, pause: PauseLimits, deadline: Instant, account: Box<Account>) -> Body {
-    Body::from_stream(stream::unfold(Some((body, account, LastNumber::default())), move |state| async move {
-        let (mut body, mut account, mut last) = state?;
-        let mut bytes = Vec::with_capacity(BUFFER);
-        let read = timeout_at(deadline, upstream::read_within(&mut body, &mut bytes, Some(pause))).await;
-        let failure = match read {
-            Ok(Ok(true)) => {
-                last.note(&bytes);
-                return Some((Ok::<_, Infallible>(Bytes::from(bytes)), Some((body, account, last))));
-            }
-            Ok(Ok(false)) => {
-                account.ended(200, "ok");
-                return None;
-            }
-            Ok(Err(error)) => ApiError::from(error),
-            Err(_) => ApiError::Deadline,
-        };
-        account.ended(failure.status().as_u16(), failure.code());
-        Some((Ok(failure.event(Format::Responses, &account.request_id, last)), None))
+/// The body of a stream of events.
+fn events(events: StoredEvents) -> Body {
+    Body::from_stream(stream::unfold(events, |mut events| async move {
+        let bytes = events.next().await?;
+        Some((Ok::<_, Infallible>(bytes), events))
     }))
 }

@@ -59,6 +59,9 @@ pub(crate) enum Format {
     OpenAi,
     /// SGLang's `/generate`: unnamed events that repeat the whole output, `[DONE]` at the end.
     Generate,
+    /// OpenAI's transcripts: unnamed events; chunks with `[DONE]` at the end, or events with a type, of which
+    /// `transcript.text.done` is the last one.
+    Transcript,
     /// OpenAI's Responses: named events, `response.completed` at the end.
     Responses,
     /// Anthropic's: named events, `message_stop` at the end.
@@ -70,6 +73,12 @@ impl Format {
     #[must_use]
     pub(crate) fn is_named(self) -> bool {
         matches!(self, Self::Responses | Self::Anthropic)
+    }
+
+    /// Returns whether a stream may end with an event of its own, after which `[DONE]` may follow.
+    #[must_use]
+    pub(crate) fn has_last_event(self) -> bool {
+        self.is_named() || self == Self::Transcript
     }
 }
 
@@ -229,6 +238,7 @@ impl Endpoint {
             Self::Messages | Self::CountTokens => Format::Anthropic,
             Self::Responses => Format::Responses,
             Self::Generate => Format::Generate,
+            Self::Transcriptions | Self::Translations => Format::Transcript,
             _ => Format::OpenAi,
         }
     }

@@ -34,7 +34,9 @@ impl ErrorFields<'_> {
     /// One valid event that ends a stream. `number`: its place in a stream of the Responses API.
     pub(super) fn event(self, format: Format, number: u64) -> String {
         match format {
-            Format::OpenAi | Format::Generate => format!("data: {}\n\n", self.body(format)),
+            Format::OpenAi | Format::Generate | Format::Transcript => {
+                format!("data: {}\n\n", self.body(format))
+            }
             Format::Anthropic => format!("event: error\ndata: {}\n\n", self.body(format)),
             Format::Responses => {
                 // The event of the API, and the object by which clients of other APIs know an error.

@@ -67,6 +67,7 @@ pub(crate) fn event(format: Format, event: &[u8]) -> Seen {
     let mut seen = match format {
         Format::OpenAi => sse::look(event),
         Format::Generate => generate::event(event),
+        Format::Transcript => transcript(event),
         Format::Responses | Format::Anthropic => return named(event),
     };
     // Almost every event begins with its data.
@@ -156,9 +157,30 @@ struct ResponseId<'a> {
     id: Option<&'a str>,
 }
 
+/// Looks at an event of a transcript. Those of OpenAI's form have a type, others are chunks.
+fn transcript(event: &[u8]) -> Seen {
+    match kind(event) {
+        b"transcript.text.delta" => one_token(),
+        b"transcript.text.done" => {
+            Seen { done: true, finish: true, usage: usage(reported(event)), ..Seen::default() }
+        }
+        _ => sse::look(event),
+    }
+}
+
+/// Returns the name of an event, or the type that its data names.
+fn kind(event: &[u8]) -> &[u8] {
+    let name = sse::name(event).filter(|name| !name.is_empty());
+    name.or_else(|| sse::type_of(event)).unwrap_or_default()
+}
+
+fn reported(event: &[u8]) -> ReportedFields<'_> {
+    serde_json::from_slice(sse::object(event)).unwrap_or_default()
+}
+
 fn named(event: &[u8]) -> Seen {
-    let name = sse::name(event).or_else(|| type_of(sse::object(event))).unwrap_or_default();
-    let reported = || serde_json::from_slice::<ReportedFields<'_>>(sse::object(event)).unwrap_or_default();
+    let name = kind(event);
+    let reported = || reported(event);
     match name {
         b"content_block_delta" => one_token(),
         b"message_start" => Seen { usage: usage(reported()), ..Seen::default() },
@@ -168,7 +190,7 @@ fn named(event: &[u8]) -> Seen {
             Seen { finish, usage: usage(reported), ..Seen::default() }
         }
         b"message_stop" => Seen { done: true, ..Seen::default() },
-        b"response.completed" | b"response.incomplete" | b"response.failed" => {
+        b"response.completed" | b"response.incomplete" | b"response.failed" | b"response.cancelled" => {
             Seen { done: true, finish: true, usage: usage(reported()), ..Seen::default() }
         }
         b"error" => Seen { error: true, ..Seen::default() },
@@ -195,13 +217,6 @@ fn usage(reported: ReportedFields<'_>) -> Option<Usage> {
 
 fn is_something(value: &RawValue) -> bool {
     value.get().starts_with(['{', '"'])
-}
-
-/// The value of the first key, if that is `type`.
-fn type_of(data: &[u8]) -> Option<&[u8]> {
-    let rest = data.strip_prefix(b"{")?.trim_ascii_start().strip_prefix(b"\"type\"")?;
-    let rest = rest.trim_ascii_start().strip_prefix(b":")?.trim_ascii_start().strip_prefix(b"\"")?;
-    rest.get(..memchr::memchr(b'"', rest)?)
 }
 
 impl Counts {

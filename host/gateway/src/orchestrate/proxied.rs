@@ -50,7 +50,7 @@ enum Content {
     Stream(Splitter, Ends),
     /// A whole answer. Its bytes are kept up to a limit.
     Whole(Vec<u8>),
-    /// The rest is not read: the answer is too large, or its outcome is known.
+    /// The rest is not read: the answer is too large, its outcome is known, or only its end matters.
     Ignored {
         failed: bool,
     },
@@ -191,7 +191,10 @@ impl ProxiedRequest {
         self.drive.accepted(self.drive.answering());
         self.report(Event::Head);
         let is_stream = content_type.is_some_and(|kind| sse::is_stream(kind.as_bytes()));
-        self.content = if is_stream {
+        self.content = if is_stream && self.drive.request.endpoint.streams_bytes() {
+            // It ends with the body (I6.16).
+            Content::Ignored { failed: false }
+        } else if is_stream {
             Content::Stream(Splitter::default(), Ends::default())
         } else {
             Content::Whole(Vec::new())
@@ -263,7 +266,7 @@ impl ProxiedRequest {
                 }
                 let is_whole = ends.finished && splitter.rest() == 0 && self.drive.lacks_only_done();
                 if !ends.closed && !is_whole {
-                    return self.fail(CallError::Broken("the stream ended before its last event".to_owned()));
+                    return self.fail(relay::ended_early(splitter.rest() > 0));
                 }
                 self.drive.served();
             }

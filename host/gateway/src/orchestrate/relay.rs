@@ -55,8 +55,8 @@ use byte_stream::ByteStream;
 pub(crate) use detached::drain;
 pub(crate) use edit::{edit, hide_ids};
 pub(crate) use eligible::form_of;
-#[cfg(feature = "ext-proc")]
-pub(crate) use end::end_last_event;
+pub(crate) use end::{end_last_event, ended_early};
+pub(crate) use limits::{COMMENT, END_GRACE};
 pub(crate) use prefill_answer::prefill_answer;
 use resume::Resumption;
 
@@ -91,7 +91,7 @@ struct Relay {
     timer: Pin<Box<Sleep>>,
     finish_seen: bool,
     /// The engine sent the event that ends an answer. The relay reads nothing that the engine sends
-    /// afterwards, except for the `[DONE]` after the last named event.
+    /// afterwards, except for a `[DONE]` after it.
     closed: bool,
     /// The client got the end of its answer, or left. Work that engines still need continues without it.
     detached: bool,

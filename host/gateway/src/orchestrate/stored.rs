@@ -30,6 +30,8 @@ use crate::{
     upstream::{self, Body, CallError, Destination, Silence, Upstream},
 };
 
+pub(crate) mod events;
+
 /// Longest id of a stored response, bytes.
 const MAX_ID: usize = 256;
 /// Workers that are asked for a response that no gateway knows.

@@ -15,7 +15,7 @@ use super::{
     rank_endpoint,
     template::{self, Parts, PortText, SAMPLE},
     url::{base_url, check_server_name},
-    values::{api_key, in_range, parse, parse_name, transfer_rule},
+    values::{api_key, check_address, host_in_url, in_range, parse, parse_name, transfer_rule},
 };
 use crate::{
     facts::{FactName, MAX_DP_SIZE},
@@ -208,10 +208,13 @@ impl RawSpec {
                 *text = template::endpoint(key, text, parts)?;
             }
         }
-        for (key, address) in [("kv_addr", &mut self.kv_addr), ("bootstrap_host", &mut self.bootstrap_host)] {
-            if let Some(text) = address {
-                *text = template::fill(key, text, parts)?;
-            }
+        if let Some(text) = &mut self.kv_addr {
+            let filled = template::fill("kv_addr", text, parts)?;
+            check_address("kv_addr", &filled)?;
+            *text = filled;
+        }
+        if let Some(text) = &mut self.bootstrap_host {
+            *text = host_in_url("bootstrap_host", &template::fill("bootstrap_host", text, parts)?)?;
         }
         if let Some(port) = &mut self.bootstrap_port {
             *port = PortText::Number(port.fill("bootstrap_port", parts)?);

@@ -181,6 +181,52 @@ fn h6_each_rank_has_its_own_endpoint() {
 }
 
 #[test]
+fn p11_hosts_are_written_as_in_a_url_and_what_is_no_host_is_refused() {
+    let flag = |more: &str| format!("role=prefill,engine=vllm,url=http://a:1,bootstrap_port=7,{more}");
+    for (host, in_url) in [
+        ("fd00::1", "[fd00::1]"),
+        ("[fd00::1]", "[fd00::1]"),
+        ("10.0.0.1", "10.0.0.1"),
+        ("relay_1.example", "relay_1.example"),
+        ("{host}", "a"),
+    ] {
+        let spec = WorkerSpec::parse_flag(&flag(&format!("bootstrap_host={host}"))).unwrap();
+        // P11.5
+        assert_eq!(spec.bootstrap_address(), format!("http://{in_url}:7"));
+    }
+    let spec = WorkerSpec::parse_flag(&flag("kv_addr=[fd00::1]:14579")).unwrap();
+    assert_eq!(spec.kv_addr.as_deref(), Some("[fd00::1]:14579"));
+    let no_host = "is not a host: write a name or an IP address, without a scheme, a port or a zone";
+    let no_address =
+        "is not of the form host:port, with an IPv6 address in brackets, such as [fd00::1]:14579";
+    for (key, texts, problem) in [
+        (
+            "bootstrap_host",
+            ["a:8998", "http://a", "[fd00::1", "[a]", "fd00::1%eth0", "[fd00::1]:8998", "", "a b"],
+            no_host,
+        ),
+        (
+            "kv_addr",
+            ["fd00::1:14579", "fd00::1", "10.0.0.1", "a:0", "a:65536", ":14579", "[a]:1", "http://a:1"],
+            no_address,
+        ),
+    ] {
+        for text in texts {
+            let refused = flag(&format!("{key}={text}"));
+            // P11.5
+            assert_eq!(
+                WorkerSpec::parse_flag(&refused).unwrap_err().to_string(),
+                format!("{key}: `{text}` {problem}")
+            );
+            // All problems are found at once.
+            let all = WorkerSpec::flag_problems(&format!("{refused},handoff_lease_s=0"));
+            let keys: Vec<&str> = all.iter().map(|problem| &*problem.key).collect();
+            assert_eq!(keys, [key, "handoff_lease_s"], "{text}");
+        }
+    }
+}
+
+#[test]
 fn keys_that_a_transport_requires_are_checked() {
     let error = |flag: &str| WorkerSpec::parse_flag(flag).unwrap_err().key;
     assert_eq!(error("role=decode,engine=vllm,url=http://a:1,transport=p2p_nccl"), "kv_addr");

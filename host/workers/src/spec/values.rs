@@ -1,6 +1,6 @@
 //! Parses and checks single values of a worker's description.
 
-use std::{collections::BTreeMap, fmt, str::FromStr};
+use std::{collections::BTreeMap, fmt, net::Ipv6Addr, str::FromStr};
 
 use super::{SpecError, TransferRule, error};
 
@@ -18,6 +18,38 @@ pub(super) fn api_key(key: &str) -> Result<String, SpecError> {
         "the key has characters that an HTTP header must not have"
     };
     Err(error("api_key", problem.to_owned()))
+}
+
+/// Returns a host as a URL has it: an IPv6 address gets its brackets.
+pub(super) fn host_in_url(key: &str, text: &str) -> Result<String, SpecError> {
+    if text.parse::<Ipv6Addr>().is_ok() {
+        return Ok(format!("[{text}]"));
+    }
+    if is_host_in_url(text) {
+        return Ok(text.to_owned());
+    }
+    let problem = "is not a host: write a name or an IP address, without a scheme, a port or a zone";
+    Err(error(key, format!("`{text}` {problem}")))
+}
+
+/// Checks that a text is a host and a port. Without its brackets, an IPv6 address would not end before the
+/// port.
+pub(super) fn check_address(key: &str, text: &str) -> Result<(), SpecError> {
+    let is_port = |port: &str| port.parse::<u16>().is_ok_and(|port| port > 0);
+    let is_address = text.rsplit_once(':').is_some_and(|(host, port)| is_host_in_url(host) && is_port(port));
+    let problem = "is not of the form host:port, with an IPv6 address in brackets, such as [fd00::1]:14579";
+    if is_address { Ok(()) } else { Err(error(key, format!("`{text}` {problem}"))) }
+}
+
+/// Returns whether a text is a host as a URL has it.
+fn is_host_in_url(text: &str) -> bool {
+    match text.strip_prefix('[') {
+        Some(rest) => rest.strip_suffix(']').is_some_and(|address| address.parse::<Ipv6Addr>().is_ok()),
+        None => {
+            let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
+            !text.is_empty() && text.bytes().all(fits)
+        }
+    }
 }
 
 pub(super) fn in_range(key: &str, value: Option<u32>, most: u32) -> Result<Option<u32>, SpecError> {

@@ -26,9 +26,7 @@ impl Relay {
             return;
         }
         if !self.closed {
-            let place =
-                if self.splitter.rest() > self.waiting { "within an event" } else { "before its last event" };
-            self.fail(CallError::Broken(format!("the stream ended {place}")));
+            self.fail(ended_early(self.splitter.rest() > self.waiting));
             return;
         }
         self.drive.served();
@@ -71,6 +69,12 @@ impl Drive {
         let has_usage = self.account.has_usage() || !self.request.include_usage;
         has_usage && self.request.items() == 1 && !self.request.endpoint.format().is_named()
     }
+}
+
+/// Returns the error of a stream whose body ended in time, but too early.
+pub(crate) fn ended_early(is_within_event: bool) -> CallError {
+    let place = if is_within_event { "within an event" } else { "before its last event" };
+    CallError::Broken(format!("the stream ended {place}"))
 }
 
 /// Ends the last event of a body that is over if only its blank line is missing. Returns whether it does.

@@ -12,11 +12,11 @@ use crate::{
 };
 
 /// How long the body may take to end after `[DONE]`. The client has the whole answer by then.
-const END_GRACE: Duration = Duration::from_secs(1);
+pub(crate) const END_GRACE: Duration = Duration::from_secs(1);
 /// How often a stream without an event checks whether its worker is down.
 const HEALTH_INTERVAL: Duration = Duration::from_millis(500);
 /// Comment that the client of a silent stream gets. Every parser of events skips it.
-pub(super) const COMMENT: &[u8] = b": waiting for the engine\n\n";
+pub(crate) const COMMENT: &[u8] = b": waiting for the engine\n\n";
 
 impl Relay {
     /// Sets the timer to the next moment at which time has to be looked at. The first event and the end of
@@ -106,9 +106,9 @@ impl Relay {
         self.set_timer();
     }
 
-    /// Length of the end mark that `more` begins with. Some engines send it after the last named event.
+    /// Length of the end mark that `more` begins with. Some engines send it after the last event.
     pub(super) fn end_mark(&self, more: &[u8]) -> usize {
-        let first = sse::events(more).next().filter(|_| self.format.is_named());
+        let first = sse::events(more).next().filter(|_| self.format.has_last_event());
         let mark = first.filter(|place| more.get(place.clone()).is_some_and(sse::is_done));
         mark.map_or(0, |place| place.end)
     }

@@ -88,27 +88,40 @@ fn message_events(whole: &Value) -> String {
     });
     let mut events = event(json!({ "type": "message_start", "message": started }));
     for (index, block) in whole["content"].as_array().into_iter().flatten().enumerate() {
-        let (empty, delta) = match block["type"].as_str() {
-            Some("text") => (
-                json!({ "type": "text", "text": "" }),
-                json!({ "type": "text_delta", "text": block["text"] }),
-            ),
-            Some("thinking") => (
-                json!({ "type": "thinking", "thinking": "" }),
-                json!({ "type": "thinking_delta", "thinking": block["thinking"] }),
-            ),
-            _ => (
-                json!({ "type": block["type"], "id": block["id"], "name": block["name"], "input": {} }),
-                json!({ "type": "input_json_delta", "partial_json": block["input"].to_string() }),
-            ),
-        };
-        events += &event(json!({ "type": "content_block_start", "index": index, "content_block": empty }));
-        events += &event(json!({ "type": "content_block_delta", "index": index, "delta": delta }));
+        let (start, deltas) = in_parts(block.clone());
+        events += &event(json!({ "type": "content_block_start", "index": index, "content_block": start }));
+        for delta in deltas {
+            events += &event(json!({ "type": "content_block_delta", "index": index, "delta": delta }));
+        }
         events += &event(json!({ "type": "content_block_stop", "index": index }));
     }
     let delta = json!({ "stop_reason": whole["stop_reason"], "stop_sequence": whole["stop_sequence"] });
     events += &event(json!({ "type": "message_delta", "delta": delta, "usage": usage }));
     events + &event(json!({ "type": "message_stop" }))
+}
+
+/// Splits a content block into its beginning and the deltas that complete it. A block of another kind than
+/// those that a stream sends in pieces has no deltas (C8.8).
+fn in_parts(mut block: Value) -> (Value, Vec<Value>) {
+    let kind = block.get("type").and_then(Value::as_str).unwrap_or_default();
+    let pieces: &[(&str, &str, &str)] = match kind {
+        "text" => &[("text", "text_delta", "text")],
+        "thinking" => {
+            &[("thinking", "thinking_delta", "thinking"), ("signature", "signature_delta", "signature")]
+        }
+        _ if kind.ends_with("tool_use") => &[("input", "input_json_delta", "partial_json")],
+        _ => &[],
+    };
+    let mut deltas = Vec::new();
+    for (key, delta, key_of_delta) in pieces {
+        let piece = match block.get_mut(key) {
+            Some(Value::String(text)) => std::mem::take(text),
+            Some(input @ Value::Object(_)) => std::mem::replace(input, json!({})).to_string(),
+            _ => continue,
+        };
+        deltas.push(json!({ "type": delta, *key_of_delta: piece }));
+    }
+    (block, deltas)
 }
 
 #[cfg(test)]
