@@ -74,7 +74,7 @@ async fn i6_a_transcript_in_openai_s_form_ends_with_its_last_event() {
 async fn i6_an_event_without_a_name_is_known_by_its_type_wherever_that_stands() {
     let item = r#"{"a":"\"type\":\"error\"","type":"x","b":[{"type":"error"}]}"#;
     let responses = [
-        format!(r#"{{"sequence_number":0,"response":{{"id":"r","output":[]}},"type":"response.created"}}"#),
+        r#"{"sequence_number":0,"response":{"id":"r","output":[]},"type":"response.created"}"#.to_owned(),
         format!(r#"{{"delta":"a","item":{item},"type":"response.output_text.delta"}}"#),
         format!(
             r#"{{"response":{{"type":"error","output":[{item}],"usage":{{"input_tokens":5,"output_tokens":1}}}},"type":"response.completed"}}"#
