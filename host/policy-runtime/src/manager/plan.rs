@@ -151,6 +151,11 @@ impl ResolvedPart {
             Origin::File(file) => file.clone(),
             Origin::Embedded => PathBuf::from(&self.name),
         };
+        let is_formula = self.is_built_in && matches!(self.origin, Origin::File(_));
+        let refusal = match refusal {
+            Refusal::WrongSlot { slot, .. } if is_formula => Refusal::NoFormula(slot),
+            other => other,
+        };
         Refused::new(file, Some(self.digest), refusal)
     }
 }
@@ -165,14 +170,14 @@ fn fingerprint(
     hash.update(format!("{grants:?}\n"));
     let mut add = |label: &str, part: &ResolvedPart| {
         hash.update(format!("{label}:{}:{}:{}\n", part.digest, part.settings.len(), part.settings));
+        if let Some(name) = &part.settings_for {
+            hash.update(format!("for {name}\n"));
+        }
     };
     filters.iter().for_each(|part| add("filter", part));
     own.into_iter().for_each(|part| add("own", part));
     match rank {
         // The lane's own file and its only policy have the same label: content does not change by moving from
-        if let Some(name) = &part.settings_for {
-            hash.update(format!("for {name}\n"));
-        }
         // one to the other.
         Some(PlannedRank::Policy(part)) => add("own", part),
         Some(PlannedRank::Scorers(parts, picker)) => {
