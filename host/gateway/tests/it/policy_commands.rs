@@ -602,6 +602,12 @@ fn run_replays_all_decisions_although_instances_trap_now_and_then() {
     let lines = (0..200).map(|number| line(number).replace(r#""request":{}"#, r#""request":{"queue-us":0}"#));
     let lines: Vec<_> = lines.collect();
     fs::write(dir.path().join("r.jsonl"), lines.join("\n")).expect("written");
+    write(&[line("1a", 1), line("2b", 1).replace("engine-queue", "n-queue")]);
+    let ran = pointsman(dir.path(), ["run", "policy.wasm", "--receipts", "r.jsonl"]);
+    let skipped = "agree   1 of 1\n        decode: 1 of 1\nskipped 1: without facts that the policy asks for; record \
+                   them with `[decisions] facts = [\"engine-queue\", \"engine-queue-known\"]`\n";
+    // O7.7
+    assert!(ran.code == Some(0) && ran.out.contains(skipped), "{}{}", ran.out, ran.err);
     let settings = r#"{"mode":"trap","after":10}"#;
     let ran = pointsman(dir.path(), ["run", "policy.wasm", "--receipts", "r.jsonl", "--settings", settings]);
     // The trial call of each new instance is one of the ten before its trap.
