@@ -49,6 +49,10 @@ test("good answers pass", () => {
   assert.deepEqual(ask(worlds.score([1, 0.5]), { rows }), { costs: [1, 0.5] });
   assert.deepEqual(ask(worlds.keep([0, 1]), { rows }), { keep: [0, 1] });
   assert.deepEqual(ask(worlds.decide("local"), { rows, decode: {} }), { plan: "local" });
+  const plain = decodeOverride({ ...facts, decide: () => "local" });
+  // D2.1: a policy without `decodeConfig` keeps the default.
+  const config = plain.disaggregation.decodeConfig({ seed: 1n }, new Uint32Array());
+  assert.deepEqual(config, { overlapScoreCredit: 0, assumeKvReuse: false, trackPrefillTokens: false });
 });
 
 test("unknown names get a suggestion", () => {

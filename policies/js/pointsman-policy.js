@@ -164,9 +164,12 @@ const OVERRIDES = {
   trackPrefillTokens: "boolean", sharedCacheMultiplier: "number",
 };
 
+// Default of `decodeConfig`: the decode worker receives all blocks, whatever it has cached, and does not prefill.
+const AFTER_REMOTE_PREFILL = { overlapScoreCredit: 0, assumeKvReuse: false, trackPrefillTokens: false };
+
 /**
  * World `decode-override`: `decide(call, decode, prefill)` returns "remote" or "local"; `decodeConfig(call, facts)` returns the
- * router settings to replace for the decode leg.
+ * router settings to replace for the decode leg; without it they are those for a decode worker that receives all blocks.
  */
 export function decodeOverride(rule) {
   const { policy } = baseExports(rule, "decide");
@@ -181,7 +184,7 @@ export function decodeOverride(rule) {
     }, (shed) => ({ tag: "shed", val: shed }));
   const decodeConfig = (call, words) =>
     guarded(call, () => {
-      const over = rule.decodeConfig ? answerOf(rule, "decodeConfig", call, named(requestFacts, [], words, new Uint32Array(), 0)) : {};
+      const over = rule.decodeConfig ? answerOf(rule, "decodeConfig", call, named(requestFacts, [], words, new Uint32Array(), 0)) : AFTER_REMOTE_PREFILL;
       if (!isTable(over)) throw new Error(`decodeConfig returned ${shown(over)}: expected an object`);
       known("decodeConfig", over, Object.keys(OVERRIDES));
       for (const [key, value] of Object.entries(over)) {

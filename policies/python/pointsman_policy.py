@@ -6,7 +6,7 @@ A policy is a subclass of `Policy` with a name, a version, the facts that it ask
 - scorer: `score(call, facts)` returns one finite cost for each row, lower is better
 - filter: `keep(call, facts)` returns the rows to keep, in rising order
 - decode override: `decide(call, decode, prefill)` returns "remote" or "local", and `decode_config(call, facts)` returns a dict
-  of router settings to replace for the decode leg
+  of router settings to replace for the decode leg; without the method they are `AFTER_REMOTE_PREFILL`
 
 Another answer is an error, which counts as a failure of the policy; the slot's fallback then decides.
 
@@ -367,7 +367,7 @@ def _disaggregation(policy_class, state, columns, module):
         def decode_config(self, call, facts):
             def answer():
                 policy = state["policy"]
-                over = {}
+                over = AFTER_REMOTE_PREFILL
                 if hasattr(policy, "decode_config"):
                     over = _override(policy.decode_config(call, Columns(policy.request_facts, [], facts, [], 0)))
                 return wit.RouterConfigOverride(*(over.get(field) for field in OVERRIDES))
@@ -381,6 +381,10 @@ OVERRIDES = {
     "overlap_score_credit": "number", "prefill_load_scale": "number", "temperature": "number",
     "assume_kv_reuse": "boolean", "track_prefill_tokens": "boolean", "shared_cache_multiplier": "number",
 }
+
+
+# Default of `decode_config`: the decode worker receives all blocks, whatever it has cached, and does not prefill.
+AFTER_REMOTE_PREFILL = {"overlap_score_credit": 0.0, "assume_kv_reuse": False, "track_prefill_tokens": False}
 
 
 def _choice(answer, rows: int):

@@ -174,6 +174,9 @@ class Helper(unittest.TestCase):
         self.assertEqual(pp.ask(answering(Scorer, (1, 0.5)), rows), [1, 0.5])
         self.assertEqual(pp.ask(answering(Filter, [0, 1]), rows), [0, 1])
         self.assertEqual(pp.ask(answering(Override, "local"), rows, decode={}), "local")
+        # D2.1: a policy without `decode_config` keeps the default.
+        default = {"overlap_score_credit": 0.0, "assume_kv_reuse": False, "track_prefill_tokens": False}
+        self.assertEqual(pp._override(pp.AFTER_REMOTE_PREFILL), default)
 
     def test_unknown_names_get_a_suggestion(self):
         self.refused(Scorer, [0, 0], "unknown field `wieght`: did you mean 'weight'?", settings={"wieght": 2})

@@ -179,7 +179,11 @@ fn runner_up(second: &Costed, chosen: f64) -> Option<String> {
 
 fn shadow(one: &Decision) -> Option<String> {
     let shadow = one.shadow.as_ref()?;
-    let choice = shadow.choice.map_or("nothing".to_owned(), |(worker, rank)| named(worker, rank));
+    let choice = match (&shadow.plan, shadow.choice) {
+        (Some(plan), _) => plan.clone(),
+        (None, Some((worker, rank))) => named(worker, rank),
+        (None, None) => "nothing".to_owned(),
+    };
     let agrees = match shadow.agrees {
         Some(true) => ", the same",
         Some(false) => ", not the same",

@@ -72,7 +72,7 @@ use next_event::{Head, Next};
 pub(crate) use plan::{RequestPlan, Unplanned, no_worker_registered, plan};
 use planned_move::PlannedMove;
 use relay::Answer;
-pub(crate) use respond::DECISION;
+pub(crate) use respond::{DECISION, tell_decisions};
 use second_opinion::SecondOpinion;
 use whole_estimate::WholeEstimate;
 

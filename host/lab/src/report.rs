@@ -36,6 +36,7 @@ pub use possible::{Clairvoyant, Possible};
 use possible::{SeedBounds, add_clairvoyant};
 pub use ranking::{RankBy, Ranked};
 pub(crate) use ranking::{tied, too_few_seeds, worse_percent};
+pub(crate) use warnings::vary_runs;
 pub use workers::RoleShares;
 use workers::{RunCounts, roles};
 
@@ -103,6 +104,8 @@ pub struct Comparison {
     pub offered_unit: ArrivalUnit,
     /// Number of seeds that every arm ran with.
     pub seeds: u64,
+    /// Arrivals were moved at random by less than this, milliseconds.
+    pub jitter_ms: f64,
     /// Limits for goodput.
     pub slo: Slo,
     /// Share of the prompt tokens that one unlimited cache for all engines would hold, 0 to 1: an upper bound
@@ -200,7 +203,7 @@ pub fn compare(plan: &Plan<'_>, monitor: &Monitor) -> Result<Comparison, RunErro
         PairDifference::over(label(first), label(second), &of)
     });
     let arms: Vec<ArmReport> = arms.collect();
-    let RunOptions { speed, fixed_schedule, .. } = plan.options;
+    let RunOptions { speed, fixed_schedule, jitter, .. } = plan.options;
     let arrivals = plan.trace.arrivals(fixed_schedule);
     let prompts = plan.trace.requests.iter().zip(&prepared);
     let prompts = prompts.map(|(request, prepared)| (request.input_tokens, prepared.chain.iter().copied()));
@@ -215,6 +218,7 @@ pub fn compare(plan: &Plan<'_>, monitor: &Monitor) -> Result<Comparison, RunErro
         offered_per_s: arrivals.per_s(speed),
         offered_unit: arrivals.unit,
         seeds: seeds.len() as u64,
+        jitter_ms: jitter.as_secs_f64() * 1e3,
         slo: plan.slo,
         endless_cache_hit_rate: endless_cache_hit_rate(prompts, plan.fleet.block_tokens),
         possible: Possible::over(&bounds),

@@ -5,7 +5,7 @@ use serde::Serialize;
 use crate::{
     arrivals::ArrivalUnit,
     max_load::MaxLoad,
-    report::{Comparison, Figure, RankBy, Ranked, tied, too_few_seeds},
+    report::{Comparison, Figure, RankBy, Ranked, tied, too_few_seeds, vary_runs},
 };
 
 /// All results of one command.
@@ -135,12 +135,12 @@ fn unvaried(comparison: &Comparison, rank_by: RankBy) -> String {
     let unvaried = placed.filter(|(number, (ranked, ..))| *number == 0 || ranked.is_untested());
     let arms: Vec<String> = unvaried.map(|(_, arm)| shown(arm)).collect();
     format!(
-        "All {} seeds gave the same difference by {} between {} on {}, so that no test is possible: use --jitter-ms \
-         of `compare`, which moves arrivals at random.",
+        "All {} seeds gave the same difference by {} between {} on {}, so that no test is possible: {}.",
         comparison.seeds,
         rank_by.name(),
         joined(&arms),
-        comparison.setting()
+        comparison.setting(),
+        vary_runs(comparison)
     )
 }
 

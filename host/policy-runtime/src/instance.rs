@@ -67,6 +67,13 @@ fn poll_once<T>(timers: &Timers, future: impl Future<Output = wasmtime::Result<T
     }
 }
 
+/// Calls `describe` of the world that the exports belong to, and returns the name.
+macro_rules! describe {
+    ($timers:expr, $store:expr, $exports:expr, $call:path) => {
+        $call($timers, $exports.pointsman_policy_policy().call_describe(&mut *$store)).map(|about| about.name)
+    };
+}
+
 /// Calls `describe` and `configure` of the world that the exports belong to.
 macro_rules! introduce {
     ($timers:expr, $store:expr, $exports:expr, $settings:expr, $call:path) => {{
@@ -87,6 +94,22 @@ fn identity<T>(_: &Timers, value: wasmtime::Result<T>) -> wasmtime::Result<T> {
 }
 
 impl Instance {
+    /// Returns the guest's name.
+    pub(crate) fn describe(&mut self) -> Result<String, Refusal> {
+        let Self { store, exports, timers, .. } = self;
+        let name = match exports {
+            Exports::Filter(exports) => describe!(timers, store, exports, identity),
+            Exports::Scorer(exports) => describe!(timers, store, exports, identity),
+            Exports::Selector(exports) => describe!(timers, store, exports, identity),
+            Exports::DecodeOverride(exports) => describe!(timers, store, exports, identity),
+            Exports::FilterAsync(exports) => describe!(timers, store, exports, poll_once),
+            Exports::ScorerAsync(exports) => describe!(timers, store, exports, poll_once),
+            Exports::SelectorAsync(exports) => describe!(timers, store, exports, poll_once),
+            Exports::DecodeOverrideAsync(exports) => describe!(timers, store, exports, poll_once),
+        };
+        name.map_err(|error| Refusal::Configure(failure(&self.store, &error).to_string()))
+    }
+
     /// Describes and configures the guest, under the configure deadline that `instantiate` set.
     pub(crate) fn introduce(&mut self, settings: &str) -> Result<GuestInfo, Refusal> {
         self.try_introduce(settings)?.map_err(|text| Refusal::Configure(truncate(text)))

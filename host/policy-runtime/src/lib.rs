@@ -57,6 +57,6 @@ pub use meter::Usage;
 pub use probe::SampleCall;
 pub use refusal::Refusal;
 pub use slot_log::{PolicyLine, PolicyLines};
-pub use spec::{LaneSpec, Part, Rank, ScorerPart, SlotSpec};
+pub use spec::{InheritedBy, LaneSpec, Part, Rank, ScorerPart, SlotSpec};
 pub use state::{State, StateError, StateQuota};
 pub use trust::TrustRules;

@@ -213,6 +213,15 @@ impl CompiledPolicy {
         serve(self, &self.access, origin, settings)
     }
 
+    /// Returns the policy's name. The label may be invalid: [`Self::configure`] checks it.
+    ///
+    /// # Errors
+    /// [`Refusal`]: an instance could not be made, or it did not answer.
+    pub(crate) fn name(&self) -> Result<String, Refusal> {
+        let _running = self.engine.running();
+        self.linked.instantiate(&self.engine, Arc::from("?"), &self.access)?.describe()
+    }
+
     /// Makes one instance, and calls `describe` and `configure` once. Settings that the policy refuses are no
     /// failure.
     ///

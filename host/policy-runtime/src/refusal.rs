@@ -143,6 +143,12 @@ pub enum Refusal {
         /// The slot.
         slot: SlotKind,
     },
+    /// A formula file for a slot that runs no formula.
+    #[error(
+        "the slot {0} takes no formula; write a component (`pointsman policy new NAME --world {0}`), or rename the file \
+         after another slot"
+    )]
+    NoFormula(SlotKind),
     /// The world of the policy that the configuration names does not fit the slot.
     #[error(
         "a {world} cannot fill the slot {slot}; name a policy of another world in `policy` or `builtin` of the slot's \
@@ -318,7 +324,9 @@ impl Refusal {
             Self::Probe { .. } => "probe",
             Self::NotDeterministic { .. } => "not_deterministic",
             Self::Observe(_) => "observe",
-            Self::WrongSlot { .. } | Self::WrongNamed { .. } | Self::NoRank(_) => "wrong_slot",
+            Self::WrongSlot { .. } | Self::NoFormula(_) | Self::WrongNamed { .. } | Self::NoRank(_) => {
+                "wrong_slot"
+            }
             Self::NoSlot { .. } | Self::NoModelSlot { .. } => "no_slot",
             Self::Formula(_) => "formula",
             Self::TwoFiles(_) => "two_files",

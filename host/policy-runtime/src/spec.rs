@@ -49,12 +49,25 @@ pub enum Rank {
     },
 }
 
+/// Which policy in a trial's own file gets the settings of the slot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum InheritedBy {
+    /// Any policy.
+    Any,
+    /// The policy of this name, which the slot names with its settings. Any other gets `{}`, unless the slot
+    /// has a file of its own.
+    Named(String),
+}
+
 /// Content of one lane of a slot. While the lane's own file exists, it replaces `rank`. If it is a filter, it
 /// runs after `filters` instead, and `rank` ranks the rows that it keeps.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LaneSpec {
     /// JSON object passed to `configure` of the policy in the lane's own file.
     pub settings: String,
+    /// For a trial without settings of its own, whose `settings` are those of the slot: which policy in its
+    /// file gets them.
+    pub inherited_by: Option<InheritedBy>,
     /// Grants of its policies.
     pub grants: Vec<Grant>,
     /// Filters, in the order they run, before `rank`.
@@ -103,7 +116,15 @@ impl LaneSpec {
     #[must_use]
     pub fn file_only(share: f64) -> Self {
         let grants = Access::DEFAULT.to_vec();
-        Self { settings: "{}".to_owned(), grants, filters: Vec::new(), rank: None, share, hash_salt: 0 }
+        Self {
+            settings: "{}".to_owned(),
+            inherited_by: None,
+            grants,
+            filters: Vec::new(),
+            rank: None,
+            share,
+            hash_salt: 0,
+        }
     }
 }
 

@@ -62,11 +62,15 @@ enum ProjectLanguage {
 impl NewArgs {
     pub(crate) fn run(&self) -> anyhow::Result<ExitCode> {
         let dir = self.dir.clone().unwrap_or_else(|| PathBuf::from(&self.name));
+        let files = self.files();
+        if depends_on(&files, &self.name) {
+            bail!("`{}` is a crate that the project depends on; take another name", self.name);
+        }
         make_empty(&dir)?;
         let write = |path: &Path, text: &str| {
             write_new(&dir.join(path), text).with_context(|| dir.join(path).display().to_string())
         };
-        for (file, text) in self.files() {
+        for (file, text) in files {
             write(Path::new(file), &text)?;
             print(&format!("wrote  {}\n", dir.join(file).display()))?;
         }
@@ -99,6 +103,13 @@ fn name(text: &str) -> Result<String, String> {
     } else {
         Err("use lower case letters, digits and single dashes, and begin with a letter".to_owned())
     }
+}
+
+/// Returns whether the Rust project of these files depends on a crate of this name.
+fn depends_on(files: &[(&'static str, String)], name: &str) -> bool {
+    let manifest = files.iter().find(|(file, _)| *file == "Cargo.toml");
+    let manifest = manifest.and_then(|(_, text)| text.parse::<toml::Table>().ok()).unwrap_or_default();
+    manifest.get("dependencies").is_some_and(|all| all.get(name).is_some())
 }
 
 /// Creates the directory, or accepts an empty one. Never overwrites a file.

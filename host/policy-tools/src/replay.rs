@@ -100,7 +100,7 @@ pub enum ReplayError {
     #[error(
         "the recording lacks facts that \"{policy}\" asks for: {}; \
          record them with `[decisions] facts = [{}]`",
-        counted(.facts), quoted(.facts)
+        counted(.facts), quoted(.facts.keys())
     )]
     Facts {
         /// Name of the policy.
@@ -143,7 +143,8 @@ enum Answer {
 /// them. Overwrites `state`, which the policy reads.
 ///
 /// # Errors
-/// [`ReplayError`] if the recording cannot be read, or lacks facts that the policy asks for.
+/// [`ReplayError`] if the recording cannot be read, or no decision in it has the facts that the policy asks
+/// for.
 pub fn replay(
     policy: &dyn Policy,
     state: &State,
@@ -189,11 +190,12 @@ pub fn replay_behind(
         match ask(filter, policy, &line) {
             Ok((new, costs)) => report.note(&line, &recorded, &new, &costs),
             Err(MissingFacts(names)) => {
-                names.into_iter().for_each(|name| *lacking.entry(name).or_default() += 1)
+                report.skip_without(&names);
+                names.into_iter().for_each(|name| *lacking.entry(name).or_default() += 1);
             }
         }
     }
-    if !lacking.is_empty() {
+    if !lacking.is_empty() && report.decisions == 0 {
         return Err(ReplayError::Facts { policy: policy.info().name.to_string(), facts: lacking });
     }
     let weight = |difference: &Difference| match costs {
@@ -248,6 +250,15 @@ fn recorded(line: &RecordedDecision, world: World) -> Result<Answer, String> {
 }
 
 impl Report {
+    /// Counts a decision that lacks facts.
+    fn skip_without(&mut self, facts: &[String]) {
+        let facts = quoted(facts);
+        let why = format!(
+            "without facts that the policy asks for; record them with `[decisions] facts = [{facts}]`"
+        );
+        *self.skipped.entry(why).or_default() += 1;
+    }
+
     fn note(&mut self, line: &RecordedDecision, recorded: &Answer, new: &Answer, costs: &[(u32, f32)]) {
         // The recorded policy abstained and the fallback chose: the same choice by this policy agrees.
         let chosen = line.choice.as_ref().and_then(|choice| choice.row);
@@ -310,8 +321,8 @@ fn counted(facts: &BTreeMap<String, u64>) -> String {
     facts.iter().map(one).collect::<Vec<_>>().join(", ")
 }
 
-fn quoted(facts: &BTreeMap<String, u64>) -> String {
-    facts.keys().map(|name| format!("\"{name}\"")).collect::<Vec<_>>().join(", ")
+fn quoted<'a>(facts: impl IntoIterator<Item = &'a String>) -> String {
+    facts.into_iter().map(|name| format!("\"{name}\"")).collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]

@@ -74,6 +74,18 @@ pub enum Plan {
     Shed(ShedReason),
 }
 
+impl Plan {
+    /// Returns its word in receipts and metrics.
+    #[must_use]
+    pub fn as_str(&self) -> &'static str {
+        match self {
+            Self::Remote => "remote",
+            Self::Local => "local",
+            Self::Shed(_) => "shed",
+        }
+    }
+}
+
 /// Why a policy refuses a request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ShedReason {

@@ -46,9 +46,13 @@ pub enum Decider {
 pub struct ShadowResult {
     /// The shadow's generation.
     pub generation: Generation,
-    /// The candidate that the shadow chose; `None` if the shadow failed, abstained or refused the request.
+    /// The candidate that the shadow chose; `None` if the shadow failed, abstained or refused the request, or
+    /// is a decode override.
     pub choice: Option<CandidateId>,
-    /// Whether the request went to that candidate.
+    /// For a decode override: `remote`, `local` or `shed`; `None` if the shadow failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub plan: Option<&'static str>,
+    /// Whether the request went to that candidate, or that plan is in force.
     pub agrees: bool,
     /// Cached prefix blocks at that candidate (device, host, disk); `None`: they were not looked up.
     pub cached_blocks: Option<[u32; 3]>,

@@ -69,6 +69,9 @@ impl Language {
     }
 }
 
+/// Keys of policy.toml.
+const SCRIPT_KEYS: [&str; 3] = ["name", "world", "state"];
+
 impl Project {
     /// Reads the project in `folder`. Tools and intermediate files go to `tools` [default: target/tools in
     /// the folder].
@@ -83,7 +86,12 @@ impl Project {
         let file = if language == Language::Rust { "Cargo.toml" } else { "policy.toml" };
         let text = std::fs::read_to_string(absolute.join(file))
             .map_err(|error| problem(format!("{file}: {error}")))?;
-        let manifest = text.parse().map_err(|error| problem(format!("{file}: {error}")))?;
+        let manifest: toml::Table = text.parse().map_err(|error| problem(format!("{file}: {error}")))?;
+        let is_unknown = |key: &&String| !SCRIPT_KEYS.contains(&key.as_str());
+        if let Some(key) = manifest.keys().find(is_unknown).filter(|_| language != Language::Rust) {
+            let message = format!("{file}: unknown key `{key}`: expected `name`, `world` or `state`");
+            return Err(problem(message));
+        }
         let tools = match tools {
             Some(tools) => std::path::absolute(tools).map_err(|error| problem(error.to_string()))?,
             None => absolute.join("target/tools"),

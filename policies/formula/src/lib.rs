@@ -3,24 +3,30 @@
 //! The selector chooses the lowest `cost`, and rejects the request when `shed` holds. The filter keeps the
 //! candidates for which `keep` holds. Costs are always returned, so that receipts have them.
 
+use std::collections::BTreeMap;
+
 use pointsman_formula::{Asked, Formula, Inputs, Names, Role, Vocabulary, try_out};
 use pointsman_policy_sdk::{
     Call, Decision, Error, Facts, Filter, Policy, Rng, Selector, Shed, Wants, facts, least,
 };
-use serde::Deserialize;
+use serde::{Deserialize, de::IgnoredAny};
+
+/// Settings that are not known.
+type Unknown = BTreeMap<String, IgnoredAny>;
 
 /// Settings of the selector.
 #[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct RankSettings {
     /// Cost of each candidate; the lowest one is chosen.
-    pub cost: String,
+    pub cost: Option<String>,
     /// When to reject a request.
     #[serde(default)]
     pub shed: Option<ShedSettings>,
     /// Hashes of the names in the formulas. The gateway adds them.
     #[serde(default)]
     pub names: Names,
+    #[serde(flatten)]
+    unknown: Unknown,
 }
 
 /// When a request is rejected, and how.
@@ -39,13 +45,20 @@ pub struct ShedSettings {
 
 /// Settings of the filter.
 #[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct KeepSettings {
     /// Condition on each candidate.
-    pub keep: String,
+    pub keep: Option<String>,
     /// Hashes of the names in the formula. The gateway adds them.
     #[serde(default)]
     pub names: Names,
+    #[serde(flatten)]
+    unknown: Unknown,
+}
+
+/// Refuses a setting that is not known. `expected` leaves out what only the gateway writes.
+fn check_known(unknown: &Unknown, expected: &str) -> Result<(), String> {
+    let Some(name) = unknown.keys().next() else { return Ok(()) };
+    Err(format!("settings: unknown field `{name}`, expected {expected}"))
 }
 
 fn too_many_requests() -> u16 {
@@ -72,7 +85,9 @@ impl Policy for Rank {
     type Settings = RankSettings;
 
     fn configure(settings: RankSettings, wants: &mut Wants) -> Result<Self, String> {
-        let RankSettings { cost, shed, names } = settings;
+        let RankSettings { cost, shed, names, unknown } = settings;
+        check_known(&unknown, "one of `cost`, `keep`, `shed`")?;
+        let cost = cost.ok_or("settings: missing field `cost`")?;
         let mut asked = Asked::default();
         let cost = compile("cost", &cost, Role::Cost, &names, &mut asked)?;
         let shed = match shed {
@@ -98,7 +113,10 @@ impl Policy for Keep {
     const NAME: &'static str = "formula";
     type Settings = KeepSettings;
 
-    fn configure(KeepSettings { keep, names }: KeepSettings, wants: &mut Wants) -> Result<Self, String> {
+    fn configure(settings: KeepSettings, wants: &mut Wants) -> Result<Self, String> {
+        let KeepSettings { keep, names, unknown } = settings;
+        check_known(&unknown, "`keep` of a filter")?;
+        let keep = keep.ok_or("settings: missing field `keep`")?;
         let mut asked = Asked::default();
         let keep = compile("keep", &keep, Role::Keep, &names, &mut asked)?;
         try_out(&[&keep], &asked)?;

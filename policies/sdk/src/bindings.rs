@@ -213,7 +213,12 @@ macro_rules! __bind_policy {
             fn describe() -> glue::about::About {
                 glue::about::About {
                     name: <$policy as $crate::Policy>::NAME.into(),
-                    version: <$policy as $crate::Policy>::VERSION.into(),
+                    version: match <$policy as $crate::Policy>::VERSION {
+                        // Expands in the crate of the policy.
+                        "" => env!("CARGO_PKG_VERSION"),
+                        own => own,
+                    }
+                    .into(),
                 }
             }
 

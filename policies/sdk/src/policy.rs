@@ -196,8 +196,8 @@ pub struct NoSettings {}
 pub trait Policy: Sized + Send + Sync + 'static {
     /// Name in metrics, receipts and log lines: 1 to 64 letters, digits, `-`, `_`, `.` and `+`.
     const NAME: &'static str;
-    /// Version, under the same rule as the name.
-    const VERSION: &'static str = env!("CARGO_PKG_VERSION");
+    /// Version, under the same rule as the name. Empty: the version of the crate that exports the policy.
+    const VERSION: &'static str = "";
     /// Settings of the operator. Use `deny_unknown_fields`, so that a misspelt name is an error.
     type Settings: DeserializeOwned;
 

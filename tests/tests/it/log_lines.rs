@@ -132,6 +132,11 @@ async fn t2_the_access_log_names_the_decode_override_that_refused_a_request() {
     let headers = [("x-pointsman-decision", "1")];
     let reply = cluster.client.post("/v1/chat/completions", &headers, body).await.unwrap();
     assert_eq!(reply.status, 429, "{reply:?}");
+    let header = reply.headers.get("x-pointsman-decision").map(|told| told.to_str().unwrap());
+    let header = header.unwrap_or_default().to_owned();
+    // T2.2
+    let is_named = header.starts_with("decode-override=- id=") && header.ends_with(" rogue@2 shed");
+    assert!(is_named, "{header}: {reply:?}");
     let line = |_: &_| {
         let text = String::from_utf8_lossy(&log.0.lock()).into_owned();
         text.lines().find(|line| line.contains("code=\"shed\"")).map(str::to_owned)

@@ -96,6 +96,8 @@ pub struct Refused {
 pub struct Shadow {
     pub generation: u64,
     pub choice: Option<(u64, u32)>,
+    /// Of a decode override.
+    pub plan: Option<String>,
     pub agrees: Option<bool>,
 }
 

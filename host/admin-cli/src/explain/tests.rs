@@ -37,6 +37,13 @@ fn a_plan_says_what_it_means_and_equal_costs_are_no_difference() {
         "The answer was remote: prefill and decode on two workers, with worker 5 (rank 1) for decode.";
     assert!(plan("remote").contains(remote), "{}", plan("remote"));
     assert!(plan("shed").contains("The answer was shed: the request is refused"), "{}", plan("shed"));
+    let shadow = explain(&receipt(|receipt| {
+        receipt["plan"] = json!({ "word": "remote", "decode": null });
+        receipt["shadow"] = json!({ "generation": 4, "choice": null, "plan": "local", "agrees": false });
+    }));
+    // T2.5
+    let other = "The shadow (generation 4) would have chosen local, not the same.";
+    assert!(shadow.contains(other), "{shadow}");
     let tie = explain(&receipt(|receipt| receipt["runner_up"]["cost"] = json!(1.501)));
     assert!(tie.contains(" The runner-up was worker 1 (rank 0) at the same cost. "), "{tie}");
 }

@@ -35,7 +35,8 @@ pub struct Policies {
     /// Calls during which a new generation is on probation.
     #[key(default = 1_000, restart)]
     pub probation_calls: u64,
-    /// Share of failed calls above which a generation on probation is rolled back.
+    /// Share of failed calls above which a generation on probation is rolled back, after three failures. One
+    /// call beyond its deadline is enough.
     #[key(default = 0.05, range = 0.0..=1.0, reason = "is not a share", restart)]
     pub probation_failure_share: f64,
     /// Quiet time after a change of the directory before it is read.

@@ -7,8 +7,10 @@ use std::{
 
 use pointsman_config_file::{Changes, section};
 use pointsman_embedded_policies::{FORMULA_FILTER, by_name, default_of};
-use pointsman_policy_runtime::{Access, FormulaSettings, Grant, LaneSpec, Part, Rank, ScorerPart, SlotSpec};
-use pointsman_routing::{Lane, NativeMode, Normalize, OnFailure, Picker, SlotKind};
+use pointsman_policy_runtime::{
+    Access, FormulaSettings, Grant, InheritedBy, LaneSpec, Part, Rank, ScorerPart, SlotSpec,
+};
+use pointsman_routing::{NativeMode, Normalize, OnFailure, Picker, SlotKind};
 use pointsman_workers::name_hash;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -39,7 +41,8 @@ pub struct SlotEntry {
     /// How a candidate is chosen from the weighted costs; "min", "weighted-random" or softmax.
     #[key(example = "{ softmax = { temperature = 0.5 } }")]
     pub picker: Option<Picker>,
-    /// Passed to `configure` of the policy in the slot's file, and of `builtin` or `policy`.
+    /// Passed to `configure` of the policy in the slot's file, and of `builtin` or `policy`. See "Canary and
+    /// shadow".
     #[key(example = "{ }")]
     #[schemars(with = "BTreeMap<String, Value>")]
     pub settings: toml::Table,
@@ -111,7 +114,7 @@ pub struct TrialEntry {
     pub scorers: Vec<ScorerEntry>,
     /// Same as in the slot.
     pub picker: Option<Picker>,
-    /// Same as in the slot, whose value is the default.
+    /// Same as in the slot, whose value is the default for the same policy.
     #[schemars(with = "BTreeMap<String, Value>")]
     pub settings: Option<toml::Table>,
 }
@@ -156,18 +159,20 @@ impl SlotEntry {
         let grants = self.grants.clone().unwrap_or_else(|| Access::DEFAULT.to_vec());
         let own = parts(&self.filters, salt);
         let filters = own.iter().cloned().chain(keep).collect();
-        let active = LaneSpec { filters, rank: Some(rank), settings, grants, share: 1.0, hash_salt: salt };
+        let active = LaneSpec { filters, grants, settings, hash_salt: salt, ..LaneSpec::of(rank) };
         let trial = |entry: &Option<TrialEntry>, share: f64| {
             let entry = entry.clone().unwrap_or_default();
-            let settings =
-                entry.settings.as_ref().map_or_else(|| active.settings.clone(), |own| json(own, salt));
+            let own_settings = entry.settings.as_ref().map(|own| json(own, salt));
+            let inherited_by = self.inherited_by().filter(|_| own_settings.is_none());
+            let settings = own_settings.clone().unwrap_or_else(|| active.settings.clone());
             let filters = entry.filters.as_deref();
-            let (keep, rank) = entry.ranking().rank(&settings, salt);
+            let named = if self.names_same(&entry) { Some(settings.clone()) } else { own_settings };
+            let (keep, rank) = entry.ranking().rank(named.as_deref().unwrap_or("{}"), salt);
             let filters = filters.map_or_else(|| own.clone(), |own| parts(own, salt));
             let filters = filters.into_iter().chain(keep).collect();
             let grants = active.grants.clone();
             let share = entry.share.unwrap_or(share);
-            LaneSpec { share, settings, grants, filters, rank, hash_salt: salt }
+            LaneSpec { settings, inherited_by, grants, filters, rank, share, hash_salt: salt }
         };
         SlotSpec {
             canary: trial(&self.canary, SlotSpec::CANARY_SHARE),
@@ -179,26 +184,26 @@ impl SlotEntry {
         }
     }
 
-    /// Returns whether only a policy in the slot's own file gets the settings.
+    /// Returns whether only policies in files of the slot get the settings.
     #[must_use]
     pub fn settings_need_file(&self) -> bool {
-        let trials = [&self.canary, &self.shadow].into_iter().flatten();
-        let named = self.builtin.is_some()
-            || self.policy.is_some()
-            || trials.clone().any(|trial| trial.builtin.is_some() || trial.policy.is_some());
-        !self.settings.is_empty() && !named
+        !self.settings.is_empty() && self.named().is_none()
     }
 
-    /// Returns whether the entry gives settings to the policy in a lane's own file.
-    #[must_use]
-    pub fn has_settings(&self, lane: Lane) -> bool {
-        let trial = match lane {
-            Lane::Active => None,
-            Lane::Canary => self.canary.as_ref(),
-            Lane::Shadow => self.shadow.as_ref(),
-        };
-        let own = trial.and_then(|trial| trial.settings.as_ref());
-        !own.unwrap_or(&self.settings).is_empty()
+    /// Returns the policy that `builtin` or `policy` names. The settings are meant for it.
+    fn named(&self) -> Option<&String> {
+        self.builtin.as_ref().or(self.policy.as_ref())
+    }
+
+    /// Returns whether a trial names the policy that the slot names.
+    fn names_same(&self, trial: &TrialEntry) -> bool {
+        self.named().is_some_and(|name| trial.builtin.as_ref().or(trial.policy.as_ref()) == Some(name))
+    }
+
+    /// Returns which policy in a trial's file gets the settings; `None` if there are none.
+    fn inherited_by(&self) -> Option<InheritedBy> {
+        let any_or_named = self.named().map_or(InheritedBy::Any, |name| InheritedBy::Named(name.clone()));
+        (!self.settings.is_empty()).then_some(any_or_named)
     }
 
     fn ranking(&self) -> Ranking<'_> {

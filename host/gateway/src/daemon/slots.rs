@@ -91,7 +91,8 @@ pub(super) fn refused(refusal: &RefusalRecord) -> Problem {
     Problem::new(path, format!("the policy `{}` is refused: {}", refusal.file, refusal.message))
 }
 
-/// Returns the problems of lanes' own files that refuse the settings which the configuration gives them.
+/// Returns the problems of slots' own files that refuse the settings which the configuration gives them. The
+/// slots serve without the files of their trials.
 pub(super) fn refused_settings(manager: &PolicyManager, settings: &Settings) -> Vec<Problem> {
     let status = manager.status();
     let given = |refusal: &RefusalRecord| {
@@ -99,7 +100,7 @@ pub(super) fn refused_settings(manager: &PolicyManager, settings: &Settings) -> 
             settings.models.get(model).map(|model| &model.slots)
         });
         let entry = slots.and_then(|slots| slots.get(&refusal.slot));
-        entry.is_some_and(|entry| entry.has_settings(refusal.lane))
+        refusal.lane == Lane::Active && entry.is_some_and(|entry| !entry.settings.is_empty())
     };
     let refusals = status.slots.iter().flat_map(|slot| &slot.refusals);
     let wrong =

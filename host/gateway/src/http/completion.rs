@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     openai::{error::ApiError, request::Endpoint},
-    orchestrate::{self, after_disconnect::AfterDisconnect, relay::Answer},
+    orchestrate::{self, after_disconnect::AfterDisconnect, relay::Answer, tell_decisions},
     state::State,
     telemetry::account::Account,
     upstream::Upstream,
@@ -54,7 +54,7 @@ where
         admit(&state, caller, &parts.headers, body, started).await
     };
     let answer = match admitted.await {
-        Err(error) => refuse(account, &error),
+        Err(error) => refuse(Refused::new(account, error)),
         Ok(Admitted { body, caller, held }) => {
             account.stage("receive", started);
             account.holds(held);
@@ -78,7 +78,7 @@ async fn answer(
         // parsing.
         tokio::task::yield_now().await;
         if gone.is_cancelled() {
-            return refuse(received.account, &ApiError::ClientClosed);
+            return refuse(Refused::new(received.account, ApiError::ClientClosed));
         }
     }
     match prepare(&state, &upstream, received, &gone).await {
@@ -89,15 +89,18 @@ async fn answer(
             account.discard();
             answer.map(Answer::whole)
         }
-        Err(Refused { account, error }) => refuse(account, &error),
+        Err(refused) => refuse(refused),
     }
 }
 
 /// Answers with an error and records it.
-fn refuse(mut account: Box<Account>, error: &ApiError) -> Response<Answer> {
+fn refuse(Refused { mut account, error, explain }: Refused) -> Response<Answer> {
     account.ended(error.status().as_u16(), error.code());
     let mut response = error.response_as(account.endpoint.format(), &account.request_id);
     account.add_limit_headers(response.headers_mut());
+    if explain {
+        tell_decisions(&account, response.headers_mut());
+    }
     response.map(Answer::whole)
 }
 

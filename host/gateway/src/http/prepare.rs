@@ -57,11 +57,13 @@ pub(crate) enum Prepared {
 pub(crate) struct Refused {
     pub(crate) account: Box<Account>,
     pub(crate) error: Box<ApiError>,
+    /// Whether the client wants to see the decisions.
+    pub(crate) explain: bool,
 }
 
 impl Refused {
     pub(crate) fn new(account: Box<Account>, error: impl Into<ApiError>) -> Self {
-        Self { account, error: Box::new(error.into()) }
+        Self { account, error: Box::new(error.into()), explain: false }
     }
 }
 
@@ -127,11 +129,11 @@ pub(crate) async fn prepare(
     };
     account.records(state.router.decisions(), &state.learning, &state.decision_stats, decode_override);
     account.planned(planning);
+    let explain = state.settings.tell_decisions && headers.contains_key(orchestrate::DECISION);
     let plan = match plan {
         Ok(plan) => plan,
-        Err(Unplanned { error, .. }) => return Err(Refused::new(account, *error)),
+        Err(Unplanned { error, .. }) => return Err(Refused { account, error, explain }),
     };
-    let explain = state.settings.tell_decisions && headers.contains_key(orchestrate::DECISION);
     let planned = PlannedRequest { request, routing_request, snapshot, plan, explain };
     Ok(Prepared::Planned { planned: Box::new(planned), account })
 }

@@ -8,7 +8,10 @@ use super::{
     executor::{Ending, Reached},
     relay::{self, Answer},
 };
-use crate::openai::{error::ApiError, request_id::set_request_id};
+use crate::{
+    openai::{error::ApiError, request_id::set_request_id},
+    telemetry::account::Account,
+};
 
 /// Header by which a client asks for the decisions about its request, and gets them.
 pub(crate) const DECISION: HeaderName = HeaderName::from_static("x-pointsman-decision");
@@ -79,12 +82,18 @@ impl Drive {
         if let Some(warning) = &self.request.hints.warning {
             headers.insert("x-pointsman-warning", warning.clone());
         }
-        if self.explain
-            && let decisions = self.account.decisions()
-            && !decisions.is_empty()
-            && let Ok(decisions) = HeaderValue::from_str(&decisions)
-        {
-            headers.insert(DECISION, decisions);
+        if self.explain {
+            tell_decisions(&self.account, headers);
         }
+    }
+}
+
+/// Adds the header with the decisions about the request, if there are any.
+pub(crate) fn tell_decisions(account: &Account, headers: &mut HeaderMap) {
+    let decisions = account.decisions();
+    if !decisions.is_empty()
+        && let Ok(decisions) = HeaderValue::from_str(&decisions)
+    {
+        headers.insert(DECISION, decisions);
     }
 }

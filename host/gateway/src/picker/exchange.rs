@@ -204,7 +204,7 @@ impl Exchange for GatewayExchange {
                 account.discard();
                 Err(refusal(answer, "preview"))
             }
-            Err(Refused { mut account, error }) => Err(self.refuse_recorded(&mut account, &error)),
+            Err(Refused { mut account, error, .. }) => Err(self.refuse_recorded(&mut account, &error)),
         }
     }
 

@@ -17,6 +17,7 @@ use std::{
     time::Duration,
 };
 
+use pointsman_embedded_policies::LEAST_LOADED;
 use pointsman_sim::{Dialect, Role, Sim, SimConfig, SimHandle};
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use serde_json::{Value, json};
@@ -227,6 +228,62 @@ async fn status_shows_a_refused_file_and_a_promotion_says_why_it_cannot_be() {
         let promoted = daemon.run(&["policy", "promote", "prefill", "--from", from]);
         assert!(promoted.code == Some(1) && promoted.err.contains(expected), "{}", promoted.err);
     }
+}
+
+/// A daemon with a directory of policies that has these files.
+fn with_policies(files: &[(&str, &[u8])], slots: &str) -> (tempfile::TempDir, Daemon) {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, bytes) in files {
+        fs::write(dir.path().join(name), bytes).unwrap();
+    }
+    let daemon = Daemon::start(&format!("[policies]\ndir = '{}'\n{slots}", dir.path().display()));
+    (dir, daemon)
+}
+
+#[test]
+fn n7_settings_of_a_policy_do_not_reach_a_trial_of_another_and_a_trial_stops_no_start() {
+    let formula = "[policies.slots.prefill]\nbuiltin = 'formula'\nsettings = { cost = 'engine_queue' }\n\
+                   shadow = { share = 0.5, builtin = 'least-loaded' }\n\
+                   [policies.slots.decode]\nsettings = { weight = 2 }\n";
+    let files: [(&str, &[u8]); 3] = [
+        ("prefill.canary.wasm", LEAST_LOADED),
+        ("decode.canary.wasm", LEAST_LOADED),
+        ("decode-override.canary.formula.toml", b"cost = \"1\"\n"),
+    ];
+    let (_dir, daemon) = with_policies(&files, formula);
+    let policies: Value = serde_json::from_str(&http(&daemon.admin, "GET /policies", "")).unwrap();
+    let slot = |name: &str| {
+        let slots = policies["slots"].as_array().unwrap();
+        slots.iter().find(|slot| slot["slot"] == name).unwrap().clone()
+    };
+    let prefill = slot("prefill");
+    // N7.22
+    assert_eq!((&prefill["policy"], &prefill["refusals"]), (&json!("formula"), &json!([])), "{prefill}");
+    for lane in ["canary", "shadow"] {
+        assert_eq!(prefill[lane]["policy"], "least-loaded", "{prefill}");
+    }
+    let refusal = |name: &str| slot(name)["refusals"][0]["message"].as_str().unwrap_or_default().to_owned();
+    let inherited = "; the canary got the settings of [policies.slots.decode]: set `canary.settings` there to give it \
+                     others, `{}` for none";
+    let decode = refusal("decode");
+    // N7.22
+    assert!(decode.contains("unknown field `weight`") && decode.ends_with(inherited), "{decode}");
+    let takes_none = "the slot decode-override takes no formula; ";
+    // N7.23
+    assert!(refusal("decode-override").starts_with(takes_none), "{}", refusal("decode-override"));
+}
+
+#[test]
+fn o1_a_rollback_names_its_undo() {
+    let (_dir, daemon) = with_policies(&[("prefill.wasm", LEAST_LOADED)], "");
+    let ran = daemon.run(&["policy", "rollback", "prefill"]);
+    let undo = "stays out until its file or settings change; `pointsman policy rollback prefill --undo` lets it run \
+                again";
+    // O1.11
+    assert!(ran.code == Some(0) && ran.out.contains(undo), "{}{}", ran.out, ran.err);
+    let ran = daemon.run(&["policy", "rollback", "prefill", "--undo"]);
+    // O1.12
+    assert_eq!(ran.code, Some(0), "{}{}", ran.out, ran.err);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -172,6 +172,10 @@ const LISTEN: &str = "[server]\nlisten = '127.0.0.1:0'\nadmin_listen = '127.0.0.
 fn a_policy_that_cannot_run_as_configured_is_a_problem_of_the_check_and_of_the_start() {
     let typo = "configure failed: settings: unknown field `active-requets`";
     for (text, expected) in [
+        (
+            "[policies.slots.decode]\nbuiltin = 'formula'\nsettings = { cost = '1', kep = 'true' }",
+            "configure failed: settings: unknown field `kep`, expected one of `cost`, `keep`, `shed`".to_owned(),
+        ),
         // Neither a file nor a directory: the built-in policy of that name gets the settings.
         (
             "[policies.slots.decode]\npolicy = 'least-loaded'\nsettings = { active-requets = 2 }",

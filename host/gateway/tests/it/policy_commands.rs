@@ -362,6 +362,11 @@ fn new_creates_a_project_and_refuses_a_directory_that_is_not_empty() {
     assert_eq!(ran.code, Some(2), "{}", ran.out);
     assert!(ran.err.contains("my-rule: the directory is not empty"), "{}", ran.err);
     assert_eq!(fs::read_to_string(dir.path().join("my-rule/src/lib.rs")).expect("kept"), "mine");
+    let ran = pointsman(dir.path(), ["new", "serde", "--world", "scorer"]);
+    // O7.8
+    let taken = "`serde` is a crate that the project depends on; take another name";
+    assert!(ran.code == Some(2) && ran.err.contains(taken), "{}", ran.err);
+    assert!(!dir.path().join("serde").exists());
     for wrong in [["new", "My_Rule", "--world", "scorer"], ["new", "other", "--world", "router"]] {
         assert_eq!(pointsman(dir.path(), wrong).code, Some(2));
     }
@@ -482,6 +487,11 @@ fn build_reports_what_a_project_lacks() {
     fs::write(dir.path().join("policy.py"), "").expect("written");
     let ran = pointsman(dir.path(), ["build", "."]);
     assert!(ran.err.contains("policy.toml: "), "{}", ran.err);
+    fs::write(dir.path().join("policy.toml"), "language = \"python\"\n").expect("written");
+    let ran = pointsman(dir.path(), ["build", "."]);
+    let unknown = "policy.toml: unknown key `language`: expected `name`, `world` or `state`";
+    // O7.8
+    assert!(ran.code == Some(2) && ran.err.contains(unknown), "{}", ran.err);
     fs::write(dir.path().join("policy.toml"), "name = \"x\"\nworld = \"selector\"\n").expect("written");
     let mut build = Command::new(crate::programs::pointsman());
     let output = build.current_dir(dir.path()).args(["policy", "build"]).env("PYTHON", "no-such-python");
@@ -592,6 +602,12 @@ fn run_replays_decisions_and_its_exit_code_reports_differences() {
     let ran = pointsman(dir.path(), ["run", "policy.wasm", "--receipts", "r.jsonl"]);
     assert_eq!(ran.code, Some(2));
     assert!(ran.err.contains("\"least-loaded\" asks for: `engine-queue` (in 1 decision)"), "{}", ran.err);
+    write(&[line("1a", 1), line("2b", 1).replace("engine-queue", "n-queue")]);
+    let ran = pointsman(dir.path(), ["run", "policy.wasm", "--receipts", "r.jsonl"]);
+    let skipped = "agree   1 of 1\n        decode: 1 of 1\nskipped 1: without facts that the policy asks for; record \
+                   them with `[decisions] facts = [\"engine-queue\", \"engine-queue-known\"]`\n";
+    // O7.7
+    assert!(ran.code == Some(0) && ran.out.contains(skipped), "{}{}", ran.out, ran.err);
 }
 
 #[test]

@@ -22,7 +22,8 @@ pub(super) fn of(comparison: &Comparison, plan: &Plan<'_>) -> Vec<String> {
     if comparison.seeds < 2 {
         warnings.push("one seed: differences may be chance; use --seeds 5".to_owned());
     } else if comparison.arms.iter().all(|arm| arm.figures.ttft_mean.plus_minus == Some(0.0)) {
-        warnings.push("all seeds gave equal runs, so the intervals say nothing: use --jitter-ms".to_owned());
+        let advice = vary_runs(comparison);
+        warnings.push(format!("all seeds gave equal runs, so the intervals say nothing: {advice}"));
     }
     warnings.extend(no_difference(comparison, plan.rank_by));
     warnings.extend(too_few_seeds(&comparison.ranking, plan.rank_by));
@@ -31,6 +32,15 @@ pub(super) fn of(comparison: &Comparison, plan: &Plan<'_>) -> Vec<String> {
         warnings.extend(idle_roles(arm, plan.fleet));
     }
     warnings
+}
+
+/// Says how the runs of the seeds become different.
+pub(crate) fn vary_runs(comparison: &Comparison) -> &'static str {
+    if comparison.jitter_ms > 0.0 {
+        "the load is too small for requests to meet, so that moved arrivals change nothing; use a higher --speed"
+    } else {
+        "use --jitter-ms of `compare`, which moves arrivals at random"
+    }
 }
 
 fn of_arm(arm: &ArmReport) -> Vec<String> {

@@ -63,6 +63,30 @@ fn with_differences(differences: &[[f64; 3]]) -> Comparison {
 }
 
 #[test]
+fn where_no_seed_differs_it_says_that_no_test_is_possible_and_what_to_change() {
+    let summary =
+        |comparisons: &[Comparison]| Study::new(comparisons.to_vec(), Vec::new(), RankBy::TtftP90).summary;
+    let zero = [0.0; 3];
+    let setting = with_differences(&[zero]).setting();
+    // The same difference with every seed is no test.
+    let same = with_differences(&[zero, [3.0; 3], [7.0, 8.0, 9.0]]);
+    let unvaried = &summary(&[same.clone(), same.clone()]);
+    let impossible = format!(
+        "All 3 seeds gave the same difference by p90 TTFT between arm0 (100.0 ms) and arm1 (103.0 ms) on \
+         {setting}, so that no test is possible: "
+    );
+    let unmoved = summary(&[Comparison { jitter_ms: 0.0, ..same.clone() }]).remove(0);
+    let advice = "use --jitter-ms of `compare`, which moves arrivals at random.";
+    assert_eq!(unmoved, format!("{impossible}{advice}"));
+    // Arrivals were moved already.
+    let advice = "the load is too small for requests to meet, so that moved arrivals change nothing; use a higher --speed.";
+    assert_eq!(unvaried[0], format!("{impossible}{advice}"));
+    assert_eq!(unvaried[1], "No difference was found in any of the 2 comparisons.");
+    let page = html::page(&Study::new(vec![same], vec![], RankBy::TtftP90));
+    assert!(page.contains("<td>3.0 % worse, not tested</td>"), "{page}");
+}
+
+#[test]
 fn where_there_is_no_difference_it_says_so_and_what_was_tested() {
     let summary =
         |comparisons: &[Comparison]| Study::new(comparisons.to_vec(), Vec::new(), RankBy::TtftP90).summary;
@@ -86,20 +110,6 @@ fn where_there_is_no_difference_it_says_so_and_what_was_tested() {
     assert!(three.ends_with(" The best of the other 1, arm3, is 21.0 % worse."), "{three}");
     let equal = &summary(&[with_differences(&[zero, zero])])[0];
     assert!(equal.ends_with(": the values are equal with each of 3 seeds."), "{equal}");
-
-    // The same difference with every seed is no test.
-    let same = with_differences(&[zero, [3.0; 3], [7.0, 8.0, 9.0]]);
-    let unvaried = &summary(&[same.clone(), same.clone()]);
-    assert_eq!(
-        unvaried[0],
-        format!(
-            "All 3 seeds gave the same difference by p90 TTFT between arm0 (100.0 ms) and arm1 (103.0 ms) on \
-             {setting}, so that no test is possible: use --jitter-ms of `compare`, which moves arrivals at random."
-        )
-    );
-    assert_eq!(unvaried[1], "No difference was found in any of the 2 comparisons.");
-    let page = html::page(&Study::new(vec![same], vec![], RankBy::TtftP90));
-    assert!(page.contains("<td>3.0 % worse, not tested</td>"), "{page}");
 
     // An interval of 760 % tells nothing: the arm has no place, and another one comes first.
     let wide = [650.0, 1_000.0, 300.0];

@@ -28,6 +28,8 @@ use crate::{
 
 /// Largest small file, bytes. Compiling one takes about a second at most.
 const MAX_SMALL_BYTES: usize = 1 << 20;
+/// Settings of a policy that gets none.
+pub(super) const NO_SETTINGS: &str = "{}";
 /// Number of threads.
 const THREADS: usize = 3;
 
@@ -37,6 +39,7 @@ const THREADS: usize = 3;
 pub(super) struct PolicyKey {
     digest: Digest,
     settings: String,
+    settings_for: Option<String>,
     /// Address of the slot's state.
     state: usize,
     grants: Arc<[Grant]>,
@@ -50,6 +53,8 @@ pub(super) struct CompileJob {
     pub(super) code: Digest,
     pub(super) is_built_in: bool,
     pub(super) settings: String,
+    /// Name of the policy that gets the settings; another one gets `{}`. `None`: any policy.
+    pub(super) settings_for: Option<String>,
     pub(super) origin: Origin,
     pub(super) access: Access,
 }
@@ -119,11 +124,25 @@ struct Running {
     cancel: Cancel,
 }
 
+impl PolicyKey {
+    pub(super) fn digest(&self) -> Digest {
+        self.digest
+    }
+
+    /// Returns the key of the same policy once it is known that it is called `name`.
+    pub(super) fn named(self, name: &str) -> Self {
+        let is_other = self.settings_for.is_some_and(|meant| meant != name);
+        let settings = if is_other { NO_SETTINGS.to_owned() } else { self.settings };
+        Self { settings, settings_for: None, ..self }
+    }
+}
+
 impl CompileJob {
     pub(super) fn key(&self) -> PolicyKey {
         PolicyKey {
             digest: self.digest,
             settings: self.settings.clone(),
+            settings_for: self.settings_for.clone(),
             state: self.slot(),
             grants: self.access.granted().clone(),
         }
@@ -167,7 +186,12 @@ impl CompileJob {
         let begun = Instant::now();
         // A panic over one file must not end the thread.
         let outcome = catch_panic(|| {
-            compile()?.identified_by(self.digest).configure(self.origin.clone(), &self.settings)
+            let compiled = compile()?.identified_by(self.digest);
+            let settings = match &self.settings_for {
+                Some(meant) if compiled.name()? != *meant => NO_SETTINGS,
+                _ => &self.settings,
+            };
+            compiled.configure(self.origin.clone(), settings)
         });
         let outcome = outcome.unwrap_or_else(|panic| {
             Err(Refusal::Compile(truncate(format!("the compiler panicked: {panic}"))))
@@ -304,6 +328,7 @@ mod tests {
             code: Digest([0; 32]),
             is_built_in: true,
             settings: String::new(),
+            settings_for: None,
             origin: Origin::Embedded,
             access: access.clone(),
         };

@@ -8,6 +8,8 @@ use std::{
     time::Duration,
 };
 
+use pointsman_routing::{Digest, Policy as _};
+
 use super::compile_queue::{CompileJob, CompileQueue, CompileResult, Compiled, Finished, PolicyKey, Ticket};
 use crate::{
     engine::PolicyEngine,
@@ -18,6 +20,8 @@ use crate::{
 pub(super) struct Compiler {
     pub(super) engine: PolicyEngine,
     loaded: HashMap<PolicyKey, WeakPolicy>,
+    /// Names of the policies that were loaded, by digest.
+    names: HashMap<Digest, Arc<str>>,
     /// Compiles on other threads. Without one, [`Compiler::load`] compiles on the caller's.
     queue: Option<CompileQueue>,
     /// Code that jobs without a queue share.
@@ -45,6 +49,7 @@ impl Compiler {
         Self {
             engine,
             loaded: HashMap::new(),
+            names: HashMap::new(),
             queue: None,
             compiled: Compiled::new(),
             pending: HashMap::new(),
@@ -77,8 +82,16 @@ impl Compiler {
         true
     }
 
-    fn keep(&mut self, key: PolicyKey, result: CompileResult) {
+    /// Returns the name of a policy that was loaded before.
+    pub(super) fn name(&self, digest: Digest) -> Option<&str> {
+        self.names.get(&digest).map(|name| &**name)
+    }
+
+    fn keep(&mut self, mut key: PolicyKey, result: CompileResult) {
         if let Ok(policy) = &result.policy {
+            let name = &policy.info().name;
+            self.names.insert(key.digest(), name.clone());
+            key = key.named(name);
             self.loaded.insert(key.clone(), policy.downgrade());
         }
         self.finished.insert(key, result);

@@ -7,6 +7,7 @@ use pointsman_routing::Digest;
 use serde::Serialize;
 
 use super::{compile_queue::PolicyKey, now_ms, record::RefusalRecord};
+use crate::spec::InheritedBy;
 
 /// Consecutive scans without a file after which its lane is emptied. A file may be replaced by removing it
 /// first.
@@ -62,6 +63,8 @@ pub(super) struct ManagedLane {
     seen: bool,
     /// Consecutive scans that missed the file.
     misses: u8,
+    /// Which policy in the file gets the settings of the slot.
+    pub(super) inherited_by: Option<InheritedBy>,
 }
 
 impl ManagedLane {
@@ -82,6 +85,7 @@ impl ManagedLane {
             own: None,
             seen: false,
             misses: 0,
+            inherited_by: None,
         }
     }
 

@@ -22,6 +22,7 @@ use crate::{
     state::State,
 };
 
+mod inheritance;
 mod promote;
 mod report;
 mod rollback;
@@ -164,8 +165,9 @@ impl ManagedSlot {
     }
 
     fn scan_file(&mut self, mode: Lane, builder: &mut ProgramBuilder) -> Option<Change> {
-        let (mut spec, active_rank) = (self.spec_of(mode).clone(), self.spec.active.rank.clone());
+        let (mut spec, active_rank) = (self.spec_now(mode, builder), self.spec.active.rank.clone());
         let lane = self.lane(mode);
+        lane.inherited_by = spec.inherited_by.clone();
         lane.waits_for.clear();
         let (file, own) = (lane.file.clone(), lane.own);
         let exists = builder.has(&file);
@@ -293,6 +295,7 @@ impl ManagedSlot {
         let record = |refused: &Refused| {
             let refusal = &refused.refusal;
             let message = truncate(refusal.to_string()) + refusal.how_to_repeat();
+            let message = message + &self.inherited_settings(mode, refused).unwrap_or_default();
             let file = refused.file.display().to_string();
             self.refusal(mode, file, refused.digest, refused.refusal.kind(), message)
         };

@@ -9,7 +9,7 @@ use std::{path::PathBuf, sync::Arc};
 use pointsman_routing::{Digest, NativeMode, Normalize, Origin, Picker};
 use sha2::{Digest as _, Sha256};
 
-use super::compile_queue::CompileJob;
+use super::compile_queue::{CompileJob, NO_SETTINGS};
 use crate::{
     access::{Access, Grant},
     refusal::Refusal,
@@ -42,6 +42,9 @@ pub(super) struct ResolvedPart {
     /// Whether the bytes belong to a built-in policy.
     pub(super) is_built_in: bool,
     pub(super) settings: String,
+    /// Name of the policy that gets the settings, while the name of this one is not known; another policy
+    /// gets `{}`.
+    pub(super) settings_for: Option<String>,
     pub(super) origin: Origin,
 }
 
@@ -89,6 +92,14 @@ impl Plan {
         self.rank = Some(rank);
     }
 
+    /// Settles which settings the policy in the lane's own file gets, now that it is called `name`.
+    pub(super) fn settle_settings(&mut self, name: &str, grants: &[Grant]) {
+        if let Some(own) = self.own.take_if(|own| own.settings_for.is_some()) {
+            self.own = Some(own.named(name));
+            self.fingerprint = fingerprint(self.own.as_ref(), &self.filters, self.rank.as_ref(), grants);
+        }
+    }
+
     /// Returns the digest to show for the content: that of the lane's own file, or of its only ranking
     /// policy.
     pub(super) fn main_digest(&self) -> Option<Digest> {
@@ -113,6 +124,14 @@ impl Plan {
 }
 
 impl ResolvedPart {
+    /// Takes the settings away that are for a policy of another name.
+    pub(super) fn named(mut self, name: &str) -> Self {
+        if self.settings_for.take().is_some_and(|meant| meant != name) {
+            self.settings = NO_SETTINGS.to_owned();
+        }
+        self
+    }
+
     pub(super) fn job(&self, access: &Access) -> CompileJob {
         CompileJob {
             digest: self.digest,
@@ -120,6 +139,7 @@ impl ResolvedPart {
             code: self.code,
             is_built_in: self.is_built_in,
             settings: self.settings.clone(),
+            settings_for: self.settings_for.clone(),
             origin: self.origin.clone(),
             // Nothing that a built-in policy imports needs the operator's consent.
             access: if self.is_built_in { access.granting(&Access::ALL) } else { access.clone() },
@@ -130,6 +150,11 @@ impl ResolvedPart {
         let file = match &self.origin {
             Origin::File(file) => file.clone(),
             Origin::Embedded => PathBuf::from(&self.name),
+        };
+        let is_formula = self.is_built_in && matches!(self.origin, Origin::File(_));
+        let refusal = match refusal {
+            Refusal::WrongSlot { slot, .. } if is_formula => Refusal::NoFormula(slot),
+            other => other,
         };
         Refused::new(file, Some(self.digest), refusal)
     }
@@ -145,6 +170,9 @@ fn fingerprint(
     hash.update(format!("{grants:?}\n"));
     let mut add = |label: &str, part: &ResolvedPart| {
         hash.update(format!("{label}:{}:{}:{}\n", part.digest, part.settings.len(), part.settings));
+        if let Some(name) = &part.settings_for {
+            hash.update(format!("for {name}\n"));
+        }
     };
     filters.iter().for_each(|part| add("filter", part));
     own.into_iter().for_each(|part| add("own", part));

@@ -22,7 +22,7 @@ use crate::{
     formula::{FormulaComponents, FormulaSettings, MAX_FORMULA_FILE_BYTES, formula_file},
     loaded::digest,
     refusal::Refusal,
-    spec::{LaneSpec, Part, Rank, ScorerPart},
+    spec::{InheritedBy, LaneSpec, Part, Rank, ScorerPart},
     trust::TrustRules,
 };
 
@@ -127,8 +127,15 @@ impl ProgramBuilder {
             digest,
             is_built_in: true,
             settings: part.settings.clone(),
+            settings_for: None,
             origin: Origin::Embedded,
         })
+    }
+
+    /// Returns the name that a ranking policy gives itself, once it was loaded.
+    pub(super) fn name_of(&self, rank: &Rank) -> Option<&str> {
+        let Rank::Policy(part) = rank else { return None };
+        self.compiler.name(self.resolve(part).ok()?.digest)
     }
 
     /// Returns the refusal of a part that is nowhere, with the names that there are.
@@ -161,7 +168,17 @@ impl ProgramBuilder {
 
     /// Reads the lane's own `file`, or the formula file in its place.
     fn read_own(&self, file: &Path, spec: &LaneSpec) -> Result<OwnFile, Refused> {
-        let main = self.read(file, &spec.settings)?;
+        let main = self.read(file, &spec.settings)?.map(|main| match &spec.inherited_by {
+            Some(InheritedBy::Named(name)) => {
+                let digest = main.digest;
+                let main = ResolvedPart { settings_for: Some(name.clone()), ..main };
+                match self.compiler.name(digest) {
+                    Some(own) => main.named(own),
+                    None => main,
+                }
+            }
+            _ => main,
+        });
         let formula = formula_file(file);
         let Some(components) = self.formulas.filter(|_| self.folder.has(&formula)) else {
             return Ok(OwnFile { keep: None, main });
@@ -184,6 +201,7 @@ impl ProgramBuilder {
             digest,
             is_built_in: true,
             settings,
+            settings_for: None,
             origin: Origin::File(formula.clone()),
         };
         let keep = settings.keep.map(|settings| part(components.filter, settings));
@@ -203,6 +221,7 @@ impl ProgramBuilder {
             digest,
             is_built_in: false,
             settings: settings.to_owned(),
+            settings_for: None,
             origin: Origin::File(file.to_owned()),
         }))
     }
@@ -239,8 +258,9 @@ impl ProgramBuilder {
         let access = &access.granting(&spec.grants);
         let filters = plan.filters.iter().map(|part| self.load_as(part, access, World::Filter, "filters"));
         let mut filters = gather_parts(filters);
-        if let Some(own) = &plan.own {
-            let (mut behind, policy) = both(filters, self.load(own, access))?;
+        if let Some(own) = plan.own.clone() {
+            let (mut behind, policy) = both(filters, self.load(&own, access))?;
+            plan.settle_settings(&policy.info().name, &spec.grants);
             if policy.info().world != World::Filter {
                 return program(slot, behind, policy).map_err(|refusal| own.refused(refusal).into());
             }

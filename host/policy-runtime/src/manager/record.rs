@@ -1,6 +1,6 @@
 //! Records of what happened to lanes: changes, refusals, and counts of both.
 
-use pointsman_routing::{Digest, Generation, Lane, SlotEvent, SlotKind};
+use pointsman_routing::{Digest, Failure, Generation, Lane, SlotEvent, SlotKind};
 use serde::Serialize;
 
 /// A change of a lane.
@@ -86,9 +86,13 @@ pub(super) fn rolled_back(event: &SlotEvent) -> String {
         1 => "call".to_owned(),
         calls => format!("{calls} calls"),
     };
+    let rule = match event.failure {
+        Failure::Timeout { .. } => " (one is enough, whatever `policies.probation_failure_share` says)",
+        _ => "",
+    };
     format!(
-        "rolled back after {} {failures} in its first {calls}; last failure: {}; change the file or its settings \
-         to try again",
+        "rolled back after {} {failures} in its first {calls}; last failure: {}{rule}; change the file or its \
+         settings to try again",
         event.failures, event.failure
     )
 }

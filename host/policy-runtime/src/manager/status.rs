@@ -209,6 +209,8 @@ pub struct SlotSummary {
     pub canary: Option<LaneSummary>,
     /// The shadow, which is called and compared.
     pub shadow: Option<LaneSummary>,
+    /// The rollback that an undo would end now.
+    pub undo: Option<RollbackStatus>,
 }
 
 /// Summary of a lane's content.

@@ -44,6 +44,12 @@ fn components_core_modules_and_wasi_guests_are_admitted() {
 }
 
 #[test]
+fn a_policy_without_a_version_has_that_of_its_own_crate() {
+    // As in the manifest of the guest.
+    assert_eq!(&*admit(CHATTY, "{}").unwrap().info().version, "7.8.9");
+}
+
+#[test]
 fn every_step_of_admission_refuses_with_its_own_reason() {
     let truncated = &HOSTILE[..HOSTILE.len() / 2];
     let empty_component = wat::parse_str("(component)").unwrap();

@@ -12,9 +12,9 @@ use std::{collections::BTreeMap, fs, path::PathBuf, sync::Arc, time::Duration};
 
 use pointsman_embedded_policies::{CONDITIONAL_DISAGG, KV_AWARE, LEAST_LOADED, PREDICTED_LATENCY};
 use pointsman_policy_runtime::{
-    Access, Capacity, Command, CommandError, LaneSpec, Limits, ManagerConfig, ManagerStatus, Part, PolicyDir,
-    PolicyEngine, PolicyManager, Probation, Rank, Report, ScorerPart, SlotConfig, SlotSpec, SlotStatus,
-    Source, TrustRules,
+    Access, Capacity, Command, CommandError, InheritedBy, LaneSpec, Limits, ManagerConfig, ManagerStatus,
+    Part, PolicyDir, PolicyEngine, PolicyManager, Probation, Rank, Report, ScorerPart, SlotConfig, SlotSpec,
+    SlotStatus, Source, TrustRules,
 };
 use pointsman_routing::{Digest, Failure, Lane, Normalize, Origin, Picker, Program, Slot, SlotKind};
 use pointsman_test_guests::{HOSTILE, LOW_QUEUE, WEIGHTED_RANDOM};
@@ -647,4 +647,66 @@ fn a_trial_of_the_configuration_needs_no_file_and_its_share_can_be_changed_alone
     managed.ask(Command::Configure { specs: vec![(NAME, spec)], trust: TrustRules::default() }).unwrap();
     managed.until("another share", |slot| slot.canary.as_ref().is_some_and(|canary| canary.share == 0.5));
     assert_eq!(managed.slot.snapshot().canary.as_ref().unwrap().handle.generation, before.generation);
+}
+
+/// A slot that names `least-loaded` with these settings, which its trials inherit.
+fn naming_least_loaded(settings: &str) -> SlotSpec {
+    let part = Part::embedded("least-loaded", LEAST_LOADED, settings.into());
+    let mut spec = SlotSpec::of(Rank::Policy(part));
+    for lane in [&mut spec.active, &mut spec.canary, &mut spec.shadow] {
+        lane.settings = settings.into();
+    }
+    for lane in [&mut spec.canary, &mut spec.shadow] {
+        lane.inherited_by = Some(InheritedBy::Named("least-loaded".into()));
+    }
+    spec
+}
+
+#[test]
+fn n7_a_trial_s_file_inherits_the_settings_of_the_policy_of_its_name_only() {
+    let known = r#"{"active-requests":2}"#;
+    let managed = managed(naming_least_loaded(known), TrustRules::default(), &[]);
+    // It knows no such setting.
+    managed.put("prefill.shadow.wasm", WEIGHTED_RANDOM);
+    let own = [LEAST_LOADED, &[0, 2, 1, b'x']].concat();
+    managed.put("prefill.canary.wasm", &own);
+    let both = |slot: &SlotStatus| slot.canary.is_some() && slot.shadow.is_some();
+    let status = managed.until("both run", both);
+    // N7.22
+    assert_eq!(status.refusals.len(), 0, "{status:#?}");
+    managed.holds(|slot| slot.refusals.is_empty() && both(slot));
+    // The settings are those of the active lane: only the source of the content changes.
+    let promoted = managed.promote(Some(Lane::Canary)).unwrap().changed[0].generation;
+    fs::rename(managed.dir.path().join("prefill.canary.wasm"), managed.dir.path().join("prefill.wasm"))
+        .unwrap();
+    let status = managed.until("the file serves", |slot| slot.source == Source::File);
+    assert_eq!(Some(status.generation), promoted, "{status:#?}");
+    // Now the settings are for the policy in the slot's file, and any other may be its next version.
+    let refused = managed.until("refused", |slot| !slot.refusals.is_empty());
+    let message = &refused.refusals[0].message;
+    let why = "; the shadow got the settings of [policies.slots.prefill]: set `shadow.settings` there to give it \
+               others, `{}` for none";
+    // N7.22
+    assert!(message.contains("unknown field `active-requests`") && message.ends_with(why), "{message}");
+}
+
+#[test]
+fn o1_the_refusal_of_a_file_that_was_replaced_ends_while_the_new_one_compiles() {
+    let managed = plain(&[]);
+    managed.put("prefill.wasm", b"garbage");
+    managed.until("refused", |slot| slot.refusals.iter().any(|refusal| refusal.in_force));
+    managed.put("prefill.wasm", HOSTILE);
+    let started = tokio::time::Instant::now();
+    let compiling = loop {
+        let status = managed.manager.status();
+        if !status.compiling.is_empty() {
+            break status;
+        }
+        assert!(
+            started.elapsed().as_secs() < 120 && status.slots[0].policy != "hostile",
+            "no compile was seen"
+        );
+    };
+    // O1.16
+    assert!(compiling.slots[0].refusals.iter().all(|refusal| !refusal.in_force), "{compiling:#?}");
 }

@@ -18,6 +18,7 @@ use crate::{
     inputs::{Inputs, Needs},
     policy::{Digest, Failure, OnFailure, Plan, Policy, ShedReason},
     query::{CandidateId, Pairing, Query},
+    receipt::ShadowResult,
     slot::{GenerationHandle, Lane, Program, ShadowVerdict, SlotKind},
 };
 
@@ -44,6 +45,12 @@ pub struct OverrideDecision {
     pub id: Option<DecisionId>,
 }
 
+/// Why a policy gave no usable answer: label of the reason, and the failure's own text.
+struct Unanswered {
+    reason: &'static str,
+    detail: String,
+}
+
 /// A policy's plan and the decode candidate that it saw.
 type Answer = (Plan, Option<CandidateId>);
 
@@ -68,32 +75,46 @@ impl Router {
             decode: None,
             id: None,
         };
-        if let Program::DecodeOverride(policy) = &generation.program {
+        let compare = |plan: &Plan| {
+            let shadow = slot.shadowing(query.request).filter(|_| purpose == Purpose::Route);
+            shadow.and_then(|shadow| self.compare_plans(shadow, query, plan))
+        };
+        let shadow = if let Program::DecodeOverride(policy) = &generation.program {
             BufferPool::with_buffers(|buffers| {
                 buffers.program.begin(&generation.summary, &[]);
                 let answer = counted(generation, purpose, || {
                     self.ask_for_plan(query, purpose, generation, policy, buffers)
                 });
+                let mut detail = String::new();
                 match answer {
                     Ok((plan, decode)) => (decision.plan, decision.decode) = (plan, decode),
-                    Err(reason) => {
+                    Err(unanswered) => {
                         decision.plan = plan_after_failure(slot.on_failure.unwrap_or(self.on_failure));
-                        decision.fallback = Some(reason);
+                        decision.fallback = Some(unanswered.reason);
+                        detail = unanswered.detail;
                     }
                 }
+                let took = started.elapsed();
+                let shadow = compare(&decision.plan);
                 if purpose == Purpose::Route {
-                    decision.id = self.record_override(query, &decision, buffers, started);
+                    decision.id = self.record_override(query, &decision, (shadow, &detail), took, buffers);
                 }
-            });
-        }
-        if let Some(shadow) = slot.shadowing(query.request).filter(|_| purpose == Purpose::Route) {
-            decision.shadow_agrees = self.compare_plans(shadow, query, &decision.plan);
-        }
+                shadow
+            })
+        } else {
+            compare(&decision.plan)
+        };
+        decision.shadow_agrees = shadow.filter(|shadow| shadow.plan.is_some()).map(|shadow| shadow.agrees);
         decision
     }
 
-    /// Runs the shadow, counts whether its plan is the one in force, and returns it.
-    fn compare_plans(&self, shadow: &GenerationHandle, query: &Query<'_>, plan: &Plan) -> Option<bool> {
+    /// Runs the shadow, and counts whether its plan is the one in force. `None`: it was not called.
+    fn compare_plans(
+        &self,
+        shadow: &GenerationHandle,
+        query: &Query<'_>,
+        plan: &Plan,
+    ) -> Option<ShadowResult> {
         let Program::DecodeOverride(policy) = &shadow.program else { return None };
         let answer = BufferPool::with_buffers(|buffers| {
             buffers.program.begin(&shadow.summary, &[]);
@@ -102,14 +123,20 @@ impl Router {
                 self.ask_for_plan(query, Purpose::Preview, shadow, policy, buffers)
             })
         });
-        let verdict = match answer {
-            Ok((other, _)) if other == *plan => ShadowVerdict::Agrees,
+        let verdict = match &answer {
+            Ok((other, _)) if other == plan => ShadowVerdict::Agrees,
             Ok(_) => ShadowVerdict::Disagrees,
-            Err("breaker_open" | "not_ready") => return None,
+            Err(Unanswered { reason: "breaker_open" | "not_ready", .. }) => return None,
             Err(_) => ShadowVerdict::Failed,
         };
         shadow.agreement.note(verdict);
-        (verdict != ShadowVerdict::Failed).then_some(verdict == ShadowVerdict::Agrees)
+        Some(ShadowResult {
+            generation: shadow.generation,
+            choice: None,
+            plan: answer.ok().map(|(plan, _)| plan.as_str()),
+            agrees: verdict == ShadowVerdict::Agrees,
+            cached_blocks: None,
+        })
     }
 
     /// Returns the override of the router configuration for the decode leg, and why it is the native one when
@@ -151,7 +178,7 @@ impl Router {
                 RouterConfigOverride { overlap_score_credit: credit.or(over.overlap_score_credit), ..over },
                 None,
             ),
-            Err(reason) => (RouterConfigOverride::DECODE_DEFAULT, Some(reason)),
+            Err(unanswered) => (RouterConfigOverride::DECODE_DEFAULT, Some(unanswered.reason)),
         }
     }
 
@@ -224,22 +251,21 @@ impl Router {
     }
 }
 
-/// Calls the policy unless its breaker is open, and counts the call when it is not a preview. An error is the
-/// label of the failure.
+/// Calls the policy unless its breaker is open, and counts the call when it is not a preview.
 fn counted<T>(
     generation: &GenerationHandle,
     purpose: Purpose,
     call: impl FnOnce() -> Result<T, Failure>,
-) -> Result<T, &'static str> {
+) -> Result<T, Unanswered> {
     if !may_call(generation, purpose == Purpose::Preview) {
-        return Err("breaker_open");
+        return Err(Unanswered { reason: "breaker_open", detail: String::new() });
     }
     let started = Instant::now();
     let outcome = call();
     if purpose == Purpose::Route {
         generation.note(&outcome, started.elapsed());
     }
-    outcome.map_err(|failure| failure.kind())
+    outcome.map_err(|failure| Unanswered { reason: failure.kind(), detail: failure.to_string() })
 }
 
 fn plan_after_failure(on_failure: OnFailure) -> Plan {

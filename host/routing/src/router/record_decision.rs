@@ -99,30 +99,30 @@ impl Router {
         self.record(query, query.leg, &entry, started.elapsed(), buffers)
     }
 
-    /// Records the decision of a decode override.
+    /// Records the decision of a decode override. `detail`: text of its failure.
     pub(super) fn record_override(
         &self,
         query: &Query<'_>,
         decision: &OverrideDecision,
+        (shadow, detail): (Option<ShadowResult>, &str),
+        took: Duration,
         buffers: &mut DecisionBuffers,
-        started: Instant,
     ) -> Option<DecisionId> {
-        let (label, reason) = match &decision.plan {
-            Plan::Remote => ("remote", ""),
-            Plan::Local => ("local", ""),
-            Plan::Shed(shed) => ("shed", shed.reason.as_str()),
+        let reason = match &decision.plan {
+            Plan::Remote | Plan::Local => "",
+            Plan::Shed(shed) => shed.reason.as_str(),
         };
         let entry = Entry {
             by: decision.fallback.map_or(DecidedBy::Policy, DecidedBy::Fallback),
-            result: DecisionResult::Planned(label, decision.decode),
+            result: DecisionResult::Planned(decision.plan.as_str(), decision.decode),
             temperature: 0.0,
             cached_blocks: None,
-            shadow: None,
+            shadow,
             has_costs: false,
             reason,
-            detail: "",
+            detail,
         };
-        self.record(query, Leg::Decode, &entry, started.elapsed(), buffers)
+        self.record(query, Leg::Decode, &entry, took, buffers)
     }
 
     /// Returns whether decisions about this query are recorded.

@@ -56,5 +56,5 @@ pub(super) fn compare(
     let choice = row.and_then(|row| facts.candidate_id(row));
     let cached_blocks = row.filter(|_| cached_known).map(|row| facts.cached(row));
     let agrees = shadow_verdict == ShadowVerdict::Agrees;
-    Some(ShadowResult { generation: shadow.generation, choice, agrees, cached_blocks })
+    Some(ShadowResult { generation: shadow.generation, choice, plan: None, agrees, cached_blocks })
 }

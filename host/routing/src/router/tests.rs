@@ -685,7 +685,7 @@ fn a_shadow_runs_on_the_same_facts_and_never_acts() {
     let generation = slot.try_out(Lane::Shadow, scorer(&["cached-blocks-device"], 0), 1.0).unwrap();
     let seen = receipt(&fixture);
     let choice = Some((WorkerId(2), DpRank(0)));
-    let said = ShadowResult { generation, choice, agrees: false, cached_blocks: Some([0; 3]) };
+    let said = ShadowResult { generation, choice, plan: None, agrees: false, cached_blocks: Some([0; 3]) };
     assert_eq!((seen.worker, seen.lane, seen.shadow), (WorkerId(1), Lane::Active, Some(said)));
     assert_eq!(
         (shadow(), seen.costs.as_slice()),
@@ -751,6 +751,48 @@ fn a_shadow_of_the_decode_override_is_compared_by_its_plan() {
     assert_eq!((fixture.router.plan(&query, Purpose::Route).plan, counts()), (Plan::Remote, [0, 1, 0]));
     slot.try_out(Lane::Shadow, plan(Plan::Remote), 1.0);
     assert_eq!((fixture.router.plan(&query, Purpose::Route).plan, counts()), (Plan::Remote, [1, 0, 0]));
+}
+
+#[test]
+fn t2_a_receipt_of_the_decode_override_has_its_shadow_and_the_text_of_its_failure() {
+    let fixture = recording(fixture(Program::Native(NativeMode::Kv)), &[]);
+    let slot = fixture.router.slots().get(&ModelName::new("m"), SlotKind::DecodeOverride).clone();
+    let (snapshot, model, request) = (fixture.registry.snapshot(), ModelName::new("m"), request());
+    let query = query(&snapshot, &model, Leg::Decode, &request);
+    let program = |answer| Program::DecodeOverride(fake(World::DecodeOverride, (&[], &[]), answer));
+    let plan = |plan| program(Answer::Plan(plan, RouterConfigOverride::default()));
+    let seen = || {
+        let planned = fixture.router.plan(&query, Purpose::Route);
+        let record = fixture.router.decisions().get(planned.id.unwrap(), |_, _| true).unwrap();
+        (planned.shadow_agrees, serde_json::to_value(&record).unwrap())
+    };
+    slot.install(plan(Plan::Local));
+    slot.try_out(Lane::Shadow, plan(Plan::Remote), 1.0);
+    let generation = slot.snapshot().shadow.as_ref().unwrap().handle.generation;
+    let said = |plan: Option<&str>, generation: Generation| {
+        let said = serde_json::json!({
+            "generation": generation, "choice": null, "plan": plan, "agrees": false, "cached_blocks": null,
+        });
+        let mut said = said.as_object().unwrap().clone();
+        said.retain(|key, value| key != "plan" || !value.is_null());
+        serde_json::Value::Object(said)
+    };
+    let (agrees, record) = seen();
+    // T2.5
+    assert_eq!((agrees, &record["shadow"]), (Some(false), &said(Some("remote"), generation)));
+    let failing = || program(Answer::Costs(Vec::new()));
+    slot.try_out(Lane::Shadow, failing(), 1.0);
+    let generation = slot.snapshot().shadow.as_ref().unwrap().handle.generation;
+    let (agrees, record) = seen();
+    // T2.5
+    assert_eq!((agrees, &record["shadow"]), (None, &said(None, generation)));
+    slot.install(failing());
+    let (_, record) = seen();
+    let decider = &record["decider"];
+    assert_eq!((&decider["reason"], &record["plan"]["word"]), (&"invalid".into(), &"remote".into()));
+    // T2.4
+    let detail = decider["detail"].as_str().unwrap();
+    assert!(detail.starts_with("invalid answer: `") && detail.ends_with(" exports no `decide`"), "{detail}");
 }
 
 #[test]

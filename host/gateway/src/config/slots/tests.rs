@@ -153,3 +153,32 @@ fn unknown_keys_of_slots_parts_pickers_and_trials_do_not_parse() {
         assert!(toml::from_str::<Config>(text).is_err(), "{text}");
     }
 }
+
+#[test]
+fn n7_a_trial_takes_the_settings_of_the_slot_for_the_same_policy_only() {
+    let canary = |text: &str| {
+        let config: Config = toml::from_str(&format!("[policies.slots.decode]\n{text}\n")).unwrap();
+        let lane = config.policies.slots[&SlotKind::Decode].spec(SlotKind::Decode, 0).canary;
+        let named = match lane.rank {
+            Some(Rank::Policy(part)) => Some(part.settings),
+            _ => None,
+        };
+        (named.unwrap_or_default(), lane.settings, lane.inherited_by)
+    };
+    let (some, none) = (r#"{"a":1}"#.to_owned(), "{}".to_owned());
+    let by = |name: &str| Some(InheritedBy::Named(name.to_owned()));
+    let slot = "builtin = 'least-loaded'\nsettings = { a = 1 }\n";
+    // N7.22
+    for (trial, expected) in [
+        ("canary = { builtin = 'least-loaded' }", (some.clone(), some.clone(), by("least-loaded"))),
+        ("canary = { policy = 'least-loaded' }", (some.clone(), some.clone(), by("least-loaded"))),
+        ("canary = { builtin = 'kv-aware' }", (none.clone(), some.clone(), by("least-loaded"))),
+        ("canary = { builtin = 'kv-aware', settings = { a = 1 } }", (some.clone(), some.clone(), None)),
+        ("", (String::new(), some.clone(), by("least-loaded"))),
+    ] {
+        assert_eq!(canary(&format!("{slot}{trial}")), expected, "{trial}");
+    }
+    let unnamed = canary("settings = { a = 1 }\ncanary = { builtin = 'kv-aware' }");
+    // N7.22
+    assert_eq!(unnamed, (none, some, Some(InheritedBy::Any)));
+}

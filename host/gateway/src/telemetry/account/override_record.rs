@@ -1,6 +1,6 @@
 //! The decode override's decision, kept until the outcome of its request is recorded.
 
-use pointsman_routing::{DecisionId, Lane, OverrideDecision, Plan};
+use pointsman_routing::{DecisionId, Lane, OverrideDecision};
 
 use crate::telemetry::decision_log::OverrideEntry;
 
@@ -21,11 +21,7 @@ impl OverrideRecord {
     #[must_use]
     pub(crate) fn new(planned: &OverrideDecision, seed: u64) -> Self {
         let OverrideDecision { id, lane, learns, fallback, generation, shadow_agrees, .. } = *planned;
-        let verdict = match planned.plan {
-            Plan::Remote => "remote",
-            Plan::Local => "local",
-            Plan::Shed(_) => "shed",
-        };
+        let verdict = planned.plan.as_str();
         let entry = planned.policy.clone().map(|policy| OverrideEntry {
             id,
             lane,

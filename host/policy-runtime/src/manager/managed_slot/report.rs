@@ -55,14 +55,18 @@ impl ManagedSlot {
             active: of(Lane::Active),
             canary: of(Lane::Canary),
             shadow: of(Lane::Shadow),
+            undo: self.undoable(),
         }
     }
 
     /// Returns the last refusals. Those end that are not among the refusals of their lane any more: a file
-    /// was removed or replaced.
+    /// was removed or replaced, perhaps by one that still compiles.
     pub(in super::super) fn refusals(&self) -> VecDeque<RefusalRecord> {
         let marked = |record: &RefusalRecord| {
-            let in_force = self.lane_of(record.lane).refusals.contains(record);
+            let lane = self.lane_of(record.lane);
+            let is_replaced = lane.found.as_os_str() == record.file.as_str()
+                && lane.own.is_some_and(|own| record.digest.is_some_and(|digest| digest != own));
+            let in_force = lane.refusals.contains(record) && !is_replaced;
             RefusalRecord { in_force, ..record.clone() }
         };
         self.refusals.iter().map(marked).collect()

@@ -89,7 +89,7 @@ impl ManagedSlot {
     /// Returns what a lane's files and settings ask for, if it neither runs nor was refused yet.
     fn pending(&self, mode: Lane, builder: &ProgramBuilder) -> Option<Plan> {
         let lane = self.lane_of(mode);
-        let plan = builder.plan(Some(&lane.file), self.spec_of(mode)).ok()??;
+        let plan = builder.plan(Some(&lane.file), &self.spec_now(mode, builder)).ok()??;
         let asked = Some(plan.fingerprint);
         let previous = self.previous.filter(|_| mode == Lane::Active);
         let serves = [lane.content, previous].into_iter().flatten().any(|one| Some(one.fingerprint) == asked);

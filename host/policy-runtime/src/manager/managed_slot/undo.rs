@@ -45,7 +45,7 @@ impl ManagedSlot {
         // A file may have changed since the last scan.
         let mut refused = Vec::new();
         for mode in Lane::ALL {
-            let plan = builder.plan(Some(&self.lane_of(mode).file), self.spec_of(mode));
+            let plan = builder.plan(Some(&self.lane_of(mode).file), &self.spec_now(mode, builder));
             self.lane(mode).asked = plan.as_ref().ok().and_then(|plan| Some(plan.as_ref()?.fingerprint));
             refused.extend(plan.err().map(|refused| (mode, refused)));
         }
