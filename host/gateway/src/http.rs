@@ -12,7 +12,7 @@ use axum::{
     http::{HeaderMap, HeaderName, HeaderValue, Method, Request as HttpRequest, Response, StatusCode, Uri},
     middleware::from_fn,
     response::IntoResponse,
-    routing::{any, get, post},
+    routing::{get, post},
 };
 use serde_json::json;
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
@@ -145,10 +145,8 @@ pub(crate) fn endpoints() -> Router<DataThread> {
     }
     routes
         .route(Endpoint::Realtime.path(), get(realtime::serve))
-        // Endpoints of OpenAI's that no engine has: their names are not ids of responses.
-        .route("/v1/responses/compact", any(unknown_url))
-        .route("/v1/responses/input_tokens", any(unknown_url))
-        .route("/v1/responses/{id}", get(responses::one).delete(responses::one))
+        // OpenAI has endpoints here that no engine has, such as `compact`: they are not ids of responses.
+        .route("/v1/responses/{id}", get(responses::one).delete(responses::one).post(unknown_url))
         .route("/v1/responses/{id}/cancel", post(responses::cancel))
         .route("/v1/route", post(preview::route))
         .route("/v1/models", get(models::list))

@@ -139,6 +139,6 @@ impl Drive {
 }
 
 /// Returns all ranks of these workers.
-fn ranks_of(workers: [Option<&Arc<Worker>>; 2]) -> Vec<CandidateId> {
+pub(super) fn ranks_of(workers: [Option<&Arc<Worker>>; 2]) -> Vec<CandidateId> {
     workers.into_iter().flatten().flat_map(|worker| worker.candidates()).map(|rank| id_of(&rank)).collect()
 }

@@ -4,10 +4,10 @@
 use http::StatusCode;
 use pointsman_orchestration::{Event, Queued};
 use pointsman_routing::CandidateId;
-use pointsman_workers::{Leg, PerLeg};
+use pointsman_workers::{Candidate, Leg, PerLeg};
 use tokio::time::Instant;
 
-use super::{Drive, id_of, plan};
+use super::{Drive, broken_handoff::ranks_of, plan, second_opinion::names_context};
 use crate::upstream::CallError;
 
 impl Drive {
@@ -35,9 +35,15 @@ impl Drive {
         self.report(Event::PlanRefused);
     }
 
+    /// Returns whether a pair may take the request over and prefill would begin at once. Otherwise another worker
+    /// that prefills its own prompts is quicker, and an engine's refusal is the answer.
+    fn pair_is_free(&self, tried: &[CandidateId]) -> bool {
+        self.pair_takes_over(tried) && self.is_free(Leg::Prefill, &[])
+    }
+
     /// Returns whether the pair is asked after the planned worker refused the request. It may take what is
     /// too long for the worker's own prefill.
-    pub(super) fn asks_pair(&self, leg: Leg, error: &CallError) -> bool {
+    fn asks_pair(&self, leg: Leg, error: &CallError) -> bool {
         let is_about_prompt = matches!(
             error,
             CallError::Status {
@@ -48,7 +54,21 @@ impl Drive {
             }
         );
         let is_planned = self.planned_for(leg).is_some() && self.executor.calls();
-        is_about_prompt && is_planned && self.account.tokens() == 0 && self.pair_takes_over(&[])
+        is_about_prompt && is_planned && self.account.tokens() == 0 && self.pair_is_free(&[])
+    }
+
+    /// Returns whether another worker is asked about a request that this one refused, and whether the pair is. A
+    /// worker with room for more context is the better one.
+    pub(super) fn second_try(
+        &mut self,
+        leg: Leg,
+        candidate: Option<&Candidate>,
+        error: &CallError,
+    ) -> (bool, bool) {
+        let may_ask_pair = self.asks_pair(leg, error);
+        let candidate = candidate.filter(|_| !may_ask_pair || names_context(error));
+        let asks = candidate.is_some_and(|candidate| self.asks_another(leg, candidate, error));
+        (asks, may_ask_pair && !asks)
     }
 
     /// Notes that the planned worker failed the request, or refused it so that the pair is asked.
@@ -56,17 +76,18 @@ impl Drive {
         if self.planned_for(leg).is_none() {
             return;
         }
-        let takes_over = retryable && self.pair_takes_over(self.attempts.tried());
+        let takes_over = retryable && self.pair_is_free(self.attempts.tried());
         self.legs.note_pair(asks_pair || takes_over);
         if asks_pair {
             self.state.metrics.handoff("local_refused_by_engine");
         } else if retryable {
             self.state.metrics.handoff("local_failed");
         }
-        let failed = self.candidate(leg).map(id_of).filter(|_| takes_over);
-        if let Some((worker, _)) = failed {
+        let failed = self.candidate(leg).filter(|_| takes_over).map(|failed| failed.worker.clone());
+        if let Some(worker) = failed {
             // It decodes for a pair if no other worker can: only its own prefill may have failed.
-            self.attempts.suspect(PerLeg { prefill: None, answering: Some(worker) }, []);
+            let answering = Some(worker.id());
+            self.attempts.suspect(PerLeg { prefill: None, answering }, ranks_of([Some(&worker), None]));
         }
     }
 }

@@ -273,9 +273,7 @@ impl Drive {
         // No other worker may take a pinned leg. A handoff that was not taken goes to the same one again.
         let pin = self.request.hints.pinned(leg);
         let is_pinned = pin.is_some() && !is_unread && (leg != Leg::Decode || error.began());
-        let asks_pair = self.asks_pair(leg, &error);
-        let asks = candidate.as_ref().filter(|_| !asks_pair);
-        let asks = asks.is_some_and(|candidate| self.asks_another(leg, candidate, &error));
+        let (asks, asks_pair) = self.second_try(leg, candidate.as_ref(), &error);
         // A handoff that is in hand goes to another worker only if that one certainly takes it. What a proxy
         // sends is not sent again.
         let may_serve = error.retryable() || asks || (leg != Leg::Decode && error.is_of_worker());

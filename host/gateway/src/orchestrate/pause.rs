@@ -19,7 +19,9 @@ impl Drive {
         if self.pausing.is_none() && may_pause {
             let (state, request) = (&self.state, &self.routing_request);
             let parking = parking(state, &self.request, request, &self.account, leg);
-            self.pausing = state.queue.may_pause(&parking.admission_request, leg);
+            // A local prompt runs on a decode worker: its place is one for decode.
+            let makes_room = if self.legs.follows_plan() { Leg::Decode } else { leg };
+            self.pausing = state.queue.may_pause(&parking.admission_request, makes_room);
         }
     }
 

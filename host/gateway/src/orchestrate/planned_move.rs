@@ -114,7 +114,7 @@ impl Drive {
 
     /// Whether another worker takes a leg at once. A worker that fails is not a reason to leave one that
     /// works, and requests that wait for workers come first (L3).
-    fn is_free(&self, leg: Leg, tried: &[CandidateId]) -> bool {
+    pub(super) fn is_free(&self, leg: Leg, tried: &[CandidateId]) -> bool {
         let (state, request) = (&self.state, &self.routing_request);
         let admission_request = parking(state, &self.request, request, &self.account, leg).admission_request;
         let is_well = || {

@@ -117,7 +117,7 @@ fn without_quotes(text: &str) -> &str {
 }
 
 /// Returns whether an engine says that a request is longer than its context, as vLLM and SGLang do.
-fn names_context(error: &CallError) -> bool {
+pub(super) fn names_context(error: &CallError) -> bool {
     const WORDS: [&str; 5] = [
         "context length",
         "context_length",

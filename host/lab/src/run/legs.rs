@@ -91,13 +91,17 @@ impl Lab<'_> {
         }
         let seed = self.rng.random();
         let query = self.query(number, request, Leg::Decode, seed);
-        let decided = self.gateways.of(number).router.plan(&query, Purpose::Route);
+        let router = &self.gateways.of(number).router;
+        let decided = router.plan(&query, Purpose::Route);
+        let runs_locally = splittable.may_run_locally()
+            && matches!(decided.plan, Plan::Local)
+            && !router.prefill_refuses(&query);
         if let Some(reason) = decided.fallback {
             *self.fallbacks.entry(reason).or_insert(0) += 1;
         }
         let shape = match decided.plan {
             Plan::Shed(_) => return Err(Ended::Shed),
-            Plan::Local if splittable.may_run_locally() => Shape::Aggregated,
+            Plan::Local if runs_locally => Shape::Aggregated,
             Plan::Local | Plan::Remote => Shape::Remote,
         };
         Ok(RequestPlan {

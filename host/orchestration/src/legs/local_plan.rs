@@ -35,6 +35,8 @@ impl Legs {
         if !self.follows_plan || self.state.answering != LegState::Routing {
             return Actions::new();
         }
+        // It was sent to no worker, so policies see the first attempt.
+        self.attempt -= 1;
         self.start_without_plan()
     }
 

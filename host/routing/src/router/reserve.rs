@@ -9,7 +9,7 @@ use crate::{
     buffers::BufferPool,
     config::RouterConfigOverride,
     context::Purpose,
-    query::Query,
+    query::{Pairing, Query},
     receipt::RefusedDecision,
     slot::{NativeMode, Program, Slot, SlotKind},
 };
@@ -67,6 +67,16 @@ impl Router {
                 }
             }
         })
+    }
+
+    /// Returns whether the policies of the slot `prefill` refuse a request: one that its decode worker is planned
+    /// to prefill passes them by. `query` is the decode leg's.
+    #[must_use]
+    pub fn prefill_refuses(&self, query: &Query<'_>) -> bool {
+        let pairing = Pairing::default();
+        let prefill =
+            Query { leg: Leg::Prefill, pin: None, session: None, pairing, request_id: None, ..*query };
+        matches!(self.reserve(&prefill, &mut None), Err(RouteError::Shed(_)))
     }
 
     /// Returns the slot that decides about a request.
