@@ -322,3 +322,30 @@ async fn d4_a_stream_that_leaves_its_planned_worker_moves_to_a_pair() {
     assert_eq!(generations(&cluster, 0), before + 1, "the rest was prefilled remotely");
     cluster.at_rest().await.unwrap();
 }
+
+#[tokio::test]
+async fn d4_a_busy_pair_is_not_waited_for() {
+    let slow =
+        SimConfig { overhead: Duration::from_secs(20), ..SimConfig::instant(Dialect::Vllm, Role::Prefill) };
+    let builder = TestClusterBuilder::new().config(always_local).sim_with(slow, ",max_concurrency=1");
+    let builder = builder.sim(Dialect::Vllm, Role::Decode).sim(Dialect::Vllm, Role::Aggregated);
+    let cluster = start(builder).await;
+    let others = async {
+        let busy = |cluster: &TestCluster| generations(cluster, 0) == 1;
+        cluster.until("the prefill worker is busy", busy).await.unwrap();
+        cluster.sims[1].set_faults(vec![status(500)]);
+        let failed = post(&cluster, json!({})).await;
+        cluster.sims[1].set_faults(vec![status(400)]);
+        (failed, post(&cluster, json!({})).await)
+    };
+    let pin = [("x-prefill-instance-id", "1")];
+    let (failed, refused) = tokio::select! {
+        reply = cluster.client.post(CHAT, &pin, chat(json!({}))) => panic!("it has to last: {reply:?}"),
+        replies = others => replies,
+    };
+    assert_eq!(failed.status, 200, "{failed:?}");
+    // D4.9
+    assert_eq!(decided(&failed), ["aggregated=2/0 plan", "aggregated=3/0 policy"]);
+    // D4.11
+    assert_eq!((refused.status.as_u16(), decided(&refused)), (400, vec!["aggregated=2/0 plan".to_owned()]));
+}

@@ -63,3 +63,14 @@ fn d4_a_planned_worker_has_to_be_within_the_limits_of_decode_and_of_the_whole_re
         assert_eq!((waiting(1), waiting(2)), (true, takes), "{leg}");
     }
 }
+
+#[test]
+fn d4_policies_of_prefill_may_refuse_what_a_decode_worker_would_prefill() {
+    let shed = crate::ShedReason { status: 429, reason: "tenant over quota".into() };
+    for (answer, refuses) in [(choose(0), false), (Ok(Decision::Shed(shed)), true)] {
+        let (fixture, model, request) = (fixture(selector(answer)), ModelName::new("m"), request());
+        let snapshot = fixture.registry.snapshot();
+        // D4.14
+        assert_eq!(fixture.router.prefill_refuses(&query(&snapshot, &model, Leg::Decode, &request)), refuses);
+    }
+}
