@@ -406,8 +406,18 @@ fn c7_trtllm_generation_gets_the_ids_and_the_context_s_parameters() {
     let read = |body: &str| connector.read_prefill(body.as_bytes());
     assert_eq!(read(r#"{"choices":[{"finish_reason":"stop"}]}"#), PrefillAnswer::WasAll);
     assert_eq!(read(r#"{"choices":[{"finish_reason":"length"}]}"#), PrefillAnswer::MissingParameters);
-    let no_ids = r#"{"choices":[{"finish_reason":"not_finished","disaggregated_params":{"a":1}}]}"#;
-    assert_eq!(read(no_ids), PrefillAnswer::Incomplete("prompt_token_ids"));
+    let no_id = r#"{"choices":[{"finish_reason":"not_finished","disaggregated_params":{"a":1}}]}"#;
+    // C7a.8
+    assert_eq!(read(no_id), PrefillAnswer::Incomplete("ctx_request_id"));
+    let odd = r#"{"choices":[{"disaggregated_params": { "ctx_request_id" : 18446744073709551621 ,"x": 1e2}}],"prompt_token_ids":[ ],"prompt_token_ids_b64":"AQ=="}"#;
+    let PrefillAnswer::Handoff { parameters, .. } = read(odd) else { panic!("refused") };
+    let sent = connector.decode(&chat, &context(&worker, &worker, Some(&parameters)));
+    let text = std::str::from_utf8(&sent).unwrap();
+    // C7.2
+    assert!(text.contains("18446744073709551621") && text.contains("1e2"), "{text}");
+    let sent = value(&sent);
+    // C7.8
+    assert_eq!((sent.get("prompt_token_ids"), &sent["prompt_token_ids_b64"]), (None, &json!("AQ==")));
 }
 
 #[test]

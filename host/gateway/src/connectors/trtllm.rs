@@ -1,5 +1,6 @@
 //! TensorRT-LLM: a completed handoff. The context leg answers parameters and the prompt's token ids; the
-//! generation leg is the original with the ids in the prompt's place.
+//! generation leg is the original with the ids in the prompt's place. Without ids it computes them itself:
+//! some releases answer none to a chat (TensorRT-LLM#14844).
 
 use bytes::Bytes;
 use json_splice::{Edit, JsonBody};
@@ -28,6 +29,8 @@ struct Answer<'a> {
     choices: Vec<Choice<'a>>,
     #[serde(borrow)]
     prompt_token_ids: Option<&'a RawValue>,
+    #[serde(borrow)]
+    prompt_token_ids_b64: Option<&'a RawValue>,
     usage: Option<UsageObject>,
 }
 
@@ -47,6 +50,15 @@ struct UsageObject {
 struct Details {
     cached_tokens: Option<u32>,
 }
+
+/// The field of the prompt's token ids, a list.
+const IDS: &str = "prompt_token_ids";
+/// The field of the same ids as base64, which chats only have.
+const IDS_BASE64: &str = "prompt_token_ids_b64";
+const PARAMETERS: &str = "disaggregated_params";
+/// The field of the parameters by which decode finds the blocks. The engine's own gateway refuses parameters
+/// without it (`serve/openai_disagg_service.py`, `_verify_ctx_response`).
+const BLOCKS: &str = "ctx_request_id";
 
 impl Connector for Trtllm {
     fn handoff(&self) -> Option<HandoffKind> {
@@ -124,19 +136,22 @@ impl Connector for Trtllm {
             Some("length" | "not_finished") | None => {}
             Some(end) => return given_up(end).unwrap_or(PrefillAnswer::WasAll),
         }
-        let there = |value: &&RawValue| !matches!(value.get(), "null" | "{}" | "[]");
-        let Some(parameters) = choice.disaggregated_params.filter(there) else {
+        let Some(parameters) = choice.disaggregated_params.and_then(|json| parse(json.get())) else {
             return PrefillAnswer::MissingParameters;
         };
-        let Some(ids) = answer.prompt_token_ids.filter(there) else {
-            return PrefillAnswer::Incomplete("prompt_token_ids");
-        };
+        if parameters.get(BLOCKS).is_none_or(|id| id == "null") {
+            return PrefillAnswer::Incomplete(BLOCKS);
+        }
+        let parameters = parameters.edit().set("request_type", "\"generation_only\"").finish();
+        let mut handoff = format!(r#"{{"{PARAMETERS}":{}"#, String::from_utf8_lossy(&parameters));
+        let fields = [(IDS, answer.prompt_token_ids), (IDS_BASE64, answer.prompt_token_ids_b64)];
+        for (field, json) in fields.into_iter().filter_map(|(field, json)| Some((field, json?.get()))) {
+            if has_ids(json) {
+                handoff.extend([",\"", field, "\":", json]);
+            }
+        }
         PrefillAnswer::Handoff {
-            parameters: format!(
-                r#"{{"disaggregated_params":{},"prompt_token_ids":{}}}"#,
-                parameters.get(),
-                ids.get()
-            ),
+            parameters: handoff + "}",
             cached_tokens: answer.usage.and_then(|usage| usage.prompt_tokens_details?.cached_tokens),
         }
     }
@@ -163,14 +178,25 @@ fn clean_body(request: &Request) -> Edit<'_> {
     clean_prompt(request).remove(if keeps_newer { "max_tokens" } else { "max_completion_tokens" })
 }
 
+fn parse(json: &str) -> Option<JsonBody> {
+    JsonBody::parse(Bytes::copy_from_slice(json.as_bytes())).ok()
+}
+
+/// Returns whether a value is a list or a text with anything in it.
+fn has_ids(json: &str) -> bool {
+    let is_list = json.strip_prefix('[').is_some_and(|rest| rest.trim_start() != "]");
+    is_list || (json.starts_with('"') && json != "\"\"")
+}
+
 /// Without a handoff the worker prefills locally.
 fn generation(edit: Edit<'_>, endpoint: Endpoint, context: &LegContext<'_>) -> Bytes {
-    let parse = |json: &str| JsonBody::parse(Bytes::copy_from_slice(json.as_bytes())).ok();
     let Some(handoff) = context.handoff.and_then(parse) else { return edit.finish() };
-    let ids = handoff.get("prompt_token_ids").unwrap_or("[]").to_owned();
-    let parameters = handoff.get("disaggregated_params").and_then(parse);
-    let parameters = parameters.map(|one| one.edit().set("request_type", "\"generation_only\"").finish());
-    let parameters = parameters.and_then(|bytes| String::from_utf8(bytes.into()).ok()).unwrap_or_default();
-    let place = if endpoint == Endpoint::Completions { "prompt" } else { "prompt_token_ids" };
-    edit.set(place, ids).set("disaggregated_params", parameters).finish()
+    let place = |field, place| Some((place, handoff.get(field)?.to_owned()));
+    let ids = match endpoint {
+        Endpoint::Completions => place(IDS, "prompt"),
+        // The engine takes one of both.
+        _ => place(IDS_BASE64, IDS_BASE64).or_else(|| place(IDS, IDS)),
+    };
+    let fields = place(PARAMETERS, PARAMETERS).into_iter().chain(ids);
+    fields.fold(edit, |edit, (field, json)| edit.set(field, json)).finish()
 }
