@@ -1,4 +1,5 @@
-//! Pairs of TensorRT-LLM engines: what the context leg may leave out of its answer.
+//! Pairs of TensorRT-LLM engines: what the context leg may leave out of its answer. Also usage of a prefill
+//! answer that cannot be read, of each engine with a completed handoff.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -140,6 +141,41 @@ async fn c7a_parameters_of_trtllm_that_decode_cannot_use_are_not_sent() {
         // C7a.2, C7a.8
         assert!(reply.status == 502 && text.contains(expected), "{parameters:?}: {text}");
         assert_eq!((context.requests().len(), generation.requests().len()), (1, 0), "{parameters:?}");
+        cluster.at_rest().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn c7_a_handoff_whose_usage_cannot_be_read_is_handed_over() {
+    let details =
+        |cached: Value| json!({ "prompt_tokens": 5, "prompt_tokens_details": { "cached_tokens": cached } });
+    let cached = json!({ "cached_tokens": 1 });
+    let usages = [
+        details(json!(-1)),
+        details(json!(3.0)),
+        details(json!("3")),
+        details(json!([])),
+        json!([]),
+        json!("none"),
+        json!({ "prompt_tokens_details": [] }),
+        json!({ "prompt_tokens_details": "none" }),
+        json!({ "cache_read_input_tokens": -1 }),
+        json!({ "prompt_tokens_details": cached, "input_tokens_details": cached }),
+    ];
+    for name in ["vllm", "trtllm"] {
+        let answers = usages.iter().map(|usage| {
+            let mut answer = context_answer();
+            answer["usage"] = usage.clone();
+            answer
+        });
+        let (prefill, decode) = (engine(answers.collect()).await, generating().await);
+        let cluster = gateway(name, &[("prefill", &prefill), ("decode", &decode)]).await;
+        for (number, usage) in (1..).zip(&usages) {
+            let reply = post(&cluster, COMPLETIONS, json!({})).await;
+            // C7.10
+            assert_eq!(reply.status, 200, "{name} {usage}: {reply:?}");
+            assert_eq!((prefill.requests().len(), decode.requests().len()), (number, number));
+        }
         cluster.at_rest().await.unwrap();
     }
 }

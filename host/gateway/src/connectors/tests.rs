@@ -333,6 +333,16 @@ fn c6_mooncake_legs_share_a_transfer_id_and_decode_names_the_prefill_engine() {
 }
 
 #[test]
+fn c7_the_end_of_a_mooncake_prefill_is_read_whatever_its_usage() {
+    let mooncake = connector_for(&spec(&format!("{NIXL},transport=mooncake")));
+    for usage in ["[]", r#"{"cache_read_input_tokens":-1}"#, "null"] {
+        let answer = format!(r#"{{"type":"message","stop_reason":"end_turn","usage":{usage}}}"#);
+        // C7.10, C8.6
+        assert!(mooncake.ended_in_prefill(answer.as_bytes()), "{usage}");
+    }
+}
+
+#[test]
 fn a5_p2p_nccl_names_both_workers_in_the_request_id_of_both_legs() {
     let worker = |role: &str, host: u8| {
         spec(&format!(

@@ -9,7 +9,7 @@ use serde_json::{json, value::RawValue};
 
 use pointsman_orchestration::HandoffKind;
 
-use super::{Connector, LegContext, PrefillAnswer, Target, clean, given_up, token_header, with_model};
+use super::{Connector, LegContext, PrefillAnswer, Target, clean, given_up, token_header, usage, with_model};
 use crate::{
     openai::{
         hide::{Fields, finders},
@@ -31,7 +31,8 @@ struct Answer<'a> {
     prompt_token_ids: Option<&'a RawValue>,
     #[serde(borrow)]
     prompt_token_ids_b64: Option<&'a RawValue>,
-    usage: Option<UsageObject>,
+    #[serde(borrow)]
+    usage: Option<&'a RawValue>,
 }
 
 #[derive(Deserialize)]
@@ -39,16 +40,6 @@ struct Choice<'a> {
     finish_reason: Option<String>,
     #[serde(borrow)]
     disaggregated_params: Option<&'a RawValue>,
-}
-
-#[derive(Deserialize)]
-struct UsageObject {
-    prompt_tokens_details: Option<Details>,
-}
-
-#[derive(Deserialize)]
-struct Details {
-    cached_tokens: Option<u32>,
 }
 
 /// The field of the prompt's token ids, a list.
@@ -152,7 +143,7 @@ impl Connector for Trtllm {
         }
         PrefillAnswer::Handoff {
             parameters: handoff + "}",
-            cached_tokens: answer.usage.and_then(|usage| usage.prompt_tokens_details?.cached_tokens),
+            cached_tokens: usage::cached_tokens(answer.usage),
         }
     }
 
