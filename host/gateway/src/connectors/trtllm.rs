@@ -56,8 +56,8 @@ impl Connector for Trtllm {
         Some(HandoffKind::Completed)
     }
 
-    /// A handoff has one consumer. A decode engine has neither the text of the prompt, to which it would add
-    /// its own (`serve/postprocess_handlers.py`), nor the logits of it.
+    /// A handoff has one consumer of one sequence. A decode engine has neither the text of the prompt, to
+    /// which it would add its own (`serve/postprocess_handlers.py`), nor the logits of it.
     fn unsplittable(&self, request: &Request) -> Option<&'static str> {
         if request.endpoint == Endpoint::Messages {
             return Some("/v1/messages");
@@ -68,7 +68,13 @@ impl Connector for Trtllm {
         if request.prompts > 1 {
             return Some("list_of_prompts");
         }
+        if request.body.get("best_of").is_some_and(|sequences| !matches!(sequences, "null" | "1")) {
+            return Some("best_of");
+        }
         let is_set = |field: &&str| !matches!(request.body.read(field), Ok(None | Some(Flag(false))));
+        if is_set(&"use_beam_search") {
+            return Some("use_beam_search");
+        }
         let mut fields = ["echo", "return_context_logits"].into_iter();
         fields.find(is_set).filter(|_| request.endpoint == Endpoint::Completions)
     }
