@@ -24,6 +24,7 @@ mod openai;
 mod reserved;
 mod sglang;
 mod trtllm;
+mod usage;
 mod vllm;
 mod vllm_mooncake;
 mod vllm_nixl;

@@ -180,7 +180,7 @@ async fn leg(is_decode: bool, pause: Duration) -> RawEngine {
             r#"{{"prompt_tokens":612,"completion_tokens":1,"total_tokens":613,"prompt_tokens_details":{{"cached_tokens":{cached}}}}}"#
         );
         // vLLM ignores what TensorRT-LLM hands over.
-        let choice = r#"{"index":0,"text":"a","finish_reason":"length","disaggregated_params":{"a":1}}"#;
+        let choice = r#"{"index":0,"text":"a","finish_reason":"length","disaggregated_params":{"ctx_request_id":1}}"#;
         let rest = r#""id":"x","object":"text_completion","model":"m""#;
         let answer = format!(r#"{{{rest},"choices":[{choice}],"prompt_token_ids":[1],"usage":{usage}}}"#);
         let answer = match request.line.as_str() {

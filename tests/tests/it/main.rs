@@ -122,6 +122,7 @@ mod tls_programs;
 mod tls_reload;
 mod trace_context;
 mod traces;
+mod trtllm_legs;
 mod unnamed_models;
 mod unreadable_events;
 mod vllm_frontends;

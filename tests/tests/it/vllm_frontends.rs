@@ -189,3 +189,29 @@ async fn d1_an_engine_that_lost_ranks_chooses_one_itself() {
         cluster.at_rest().await.unwrap();
     }
 }
+
+#[tokio::test]
+async fn b5_decode_names_the_mooncake_engine_of_the_rank_that_prefilled() {
+    let cases: [(&[u32], &[u32]); 5] =
+        [(&[0, 1], &[0, 1]), (&[1], &[1]), (&[2, 3], &[2, 3]), (&[1], &[0, 1]), (&[2, 3], &[0, 1, 2, 3])];
+    for (own, known) in cases {
+        let entry = |rank: &u32| (rank.to_string(), json!({ "engine_id": format!("engine-{rank}") }));
+        let query = json!(known.iter().map(entry).collect::<serde_json::Map<_, _>>()).to_string();
+        let bootstrap = RawEngine::start(move |_| vec![Act::Send(json_answer(&query))]).await.unwrap();
+        let prefill = engine("vllm", metrics(own), answered).await;
+        let decode = engine("vllm", metrics(&[0]), answered).await;
+        let port = bootstrap.address.port();
+        let flags = ["prefill", "decode"]
+            .map(|role| format!("engine=vllm,role={role},transport=mooncake,bootstrap_port={port}"));
+        let cluster = gateway(&[(&flags[0], &prefill), (&flags[1], &decode)]).await;
+        for number in 0..6 {
+            assert_eq!(post(&cluster, &[], number).await, 200, "{own:?} {known:?}");
+            cluster.at_rest().await.unwrap();
+            let (prefills, decodes) = (prefill.requests(), decode.requests());
+            let own_rank = rank(&prefills[number]).unwrap_or(0) as usize;
+            let id = format!("\"remote_engine_id\":\"engine-{}\"", own[own_rank]);
+            // B5.21
+            assert!(decodes[number].body.contains(&id), "{own:?} {known:?}: {}", decodes[number].body);
+        }
+    }
+}

@@ -333,6 +333,16 @@ fn c6_mooncake_legs_share_a_transfer_id_and_decode_names_the_prefill_engine() {
 }
 
 #[test]
+fn c7_the_end_of_a_mooncake_prefill_is_read_whatever_its_usage() {
+    let mooncake = connector_for(&spec(&format!("{NIXL},transport=mooncake")));
+    for usage in ["[]", r#"{"cache_read_input_tokens":-1}"#, "null"] {
+        let answer = format!(r#"{{"type":"message","stop_reason":"end_turn","usage":{usage}}}"#);
+        // C7.10, C8.6
+        assert!(mooncake.ended_in_prefill(answer.as_bytes()), "{usage}");
+    }
+}
+
+#[test]
 fn a5_p2p_nccl_names_both_workers_in_the_request_id_of_both_legs() {
     let worker = |role: &str, host: u8| {
         spec(&format!(
@@ -406,8 +416,18 @@ fn c7_trtllm_generation_gets_the_ids_and_the_context_s_parameters() {
     let read = |body: &str| connector.read_prefill(body.as_bytes());
     assert_eq!(read(r#"{"choices":[{"finish_reason":"stop"}]}"#), PrefillAnswer::WasAll);
     assert_eq!(read(r#"{"choices":[{"finish_reason":"length"}]}"#), PrefillAnswer::MissingParameters);
-    let no_ids = r#"{"choices":[{"finish_reason":"not_finished","disaggregated_params":{"a":1}}]}"#;
-    assert_eq!(read(no_ids), PrefillAnswer::Incomplete("prompt_token_ids"));
+    let no_id = r#"{"choices":[{"finish_reason":"not_finished","disaggregated_params":{"a":1}}]}"#;
+    // C7a.8
+    assert_eq!(read(no_id), PrefillAnswer::Incomplete("ctx_request_id"));
+    let odd = r#"{"choices":[{"disaggregated_params": { "ctx_request_id" : 18446744073709551621 ,"x": 1e2}}],"prompt_token_ids":[ ],"prompt_token_ids_b64":"AQ=="}"#;
+    let PrefillAnswer::Handoff { parameters, .. } = read(odd) else { panic!("refused") };
+    let sent = connector.decode(&chat, &context(&worker, &worker, Some(&parameters)));
+    let text = std::str::from_utf8(&sent).unwrap();
+    // C7.2
+    assert!(text.contains("18446744073709551621") && text.contains("1e2"), "{text}");
+    let sent = value(&sent);
+    // C7.8
+    assert_eq!((sent.get("prompt_token_ids"), &sent["prompt_token_ids_b64"]), (None, &json!("AQ==")));
 }
 
 #[test]

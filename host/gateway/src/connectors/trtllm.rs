@@ -1,5 +1,6 @@
 //! TensorRT-LLM: a completed handoff. The context leg answers parameters and the prompt's token ids; the
-//! generation leg is the original with the ids in the prompt's place.
+//! generation leg is the original with the ids in the prompt's place. Without ids it computes them itself:
+//! some releases answer none to a chat (TensorRT-LLM#14844).
 
 use bytes::Bytes;
 use json_splice::{Edit, JsonBody};
@@ -8,7 +9,7 @@ use serde_json::{json, value::RawValue};
 
 use pointsman_orchestration::HandoffKind;
 
-use super::{Connector, LegContext, PrefillAnswer, Target, clean, given_up, token_header, with_model};
+use super::{Connector, LegContext, PrefillAnswer, Target, clean, given_up, token_header, usage, with_model};
 use crate::{
     openai::{
         hide::{Fields, finders},
@@ -28,7 +29,10 @@ struct Answer<'a> {
     choices: Vec<Choice<'a>>,
     #[serde(borrow)]
     prompt_token_ids: Option<&'a RawValue>,
-    usage: Option<UsageObject>,
+    #[serde(borrow)]
+    prompt_token_ids_b64: Option<&'a RawValue>,
+    #[serde(borrow)]
+    usage: Option<&'a RawValue>,
 }
 
 #[derive(Deserialize)]
@@ -38,23 +42,22 @@ struct Choice<'a> {
     disaggregated_params: Option<&'a RawValue>,
 }
 
-#[derive(Deserialize)]
-struct UsageObject {
-    prompt_tokens_details: Option<Details>,
-}
-
-#[derive(Deserialize)]
-struct Details {
-    cached_tokens: Option<u32>,
-}
+/// The field of the prompt's token ids, a list.
+const IDS: &str = "prompt_token_ids";
+/// The field of the same ids as base64, which chats only have.
+const IDS_BASE64: &str = "prompt_token_ids_b64";
+const PARAMETERS: &str = "disaggregated_params";
+/// The field of the parameters by which decode finds the blocks. The engine's own gateway refuses parameters
+/// without it (`serve/openai_disagg_service.py`, `_verify_ctx_response`).
+const BLOCKS: &str = "ctx_request_id";
 
 impl Connector for Trtllm {
     fn handoff(&self) -> Option<HandoffKind> {
         Some(HandoffKind::Completed)
     }
 
-    /// A handoff has one consumer. A decode engine has neither the text of the prompt, to which it would add
-    /// its own (`serve/postprocess_handlers.py`), nor the logits of it.
+    /// A handoff has one consumer of one sequence. A decode engine has neither the text of the prompt, to
+    /// which it would add its own (`serve/postprocess_handlers.py`), nor the logits of it.
     fn unsplittable(&self, request: &Request) -> Option<&'static str> {
         if request.endpoint == Endpoint::Messages {
             return Some("/v1/messages");
@@ -65,7 +68,13 @@ impl Connector for Trtllm {
         if request.prompts > 1 {
             return Some("list_of_prompts");
         }
+        if request.body.get("best_of").is_some_and(|sequences| !matches!(sequences, "null" | "1")) {
+            return Some("best_of");
+        }
         let is_set = |field: &&str| !matches!(request.body.read(field), Ok(None | Some(Flag(false))));
+        if is_set(&"use_beam_search") {
+            return Some("use_beam_search");
+        }
         let mut fields = ["echo", "return_context_logits"].into_iter();
         fields.find(is_set).filter(|_| request.endpoint == Endpoint::Completions)
     }
@@ -124,20 +133,23 @@ impl Connector for Trtllm {
             Some("length" | "not_finished") | None => {}
             Some(end) => return given_up(end).unwrap_or(PrefillAnswer::WasAll),
         }
-        let there = |value: &&RawValue| !matches!(value.get(), "null" | "{}" | "[]");
-        let Some(parameters) = choice.disaggregated_params.filter(there) else {
+        let Some(parameters) = choice.disaggregated_params.and_then(|json| parse(json.get())) else {
             return PrefillAnswer::MissingParameters;
         };
-        let Some(ids) = answer.prompt_token_ids.filter(there) else {
-            return PrefillAnswer::Incomplete("prompt_token_ids");
-        };
+        if parameters.get(BLOCKS).is_none_or(|id| id == "null") {
+            return PrefillAnswer::Incomplete(BLOCKS);
+        }
+        let parameters = parameters.edit().set("request_type", "\"generation_only\"").finish();
+        let mut handoff = format!(r#"{{"{PARAMETERS}":{}"#, String::from_utf8_lossy(&parameters));
+        let fields = [(IDS, answer.prompt_token_ids), (IDS_BASE64, answer.prompt_token_ids_b64)];
+        for (field, json) in fields.into_iter().filter_map(|(field, json)| Some((field, json?.get()))) {
+            if has_ids(json) {
+                handoff.extend([",\"", field, "\":", json]);
+            }
+        }
         PrefillAnswer::Handoff {
-            parameters: format!(
-                r#"{{"disaggregated_params":{},"prompt_token_ids":{}}}"#,
-                parameters.get(),
-                ids.get()
-            ),
-            cached_tokens: answer.usage.and_then(|usage| usage.prompt_tokens_details?.cached_tokens),
+            parameters: handoff + "}",
+            cached_tokens: usage::cached_tokens(answer.usage),
         }
     }
 
@@ -163,14 +175,25 @@ fn clean_body(request: &Request) -> Edit<'_> {
     clean_prompt(request).remove(if keeps_newer { "max_tokens" } else { "max_completion_tokens" })
 }
 
+fn parse(json: &str) -> Option<JsonBody> {
+    JsonBody::parse(Bytes::copy_from_slice(json.as_bytes())).ok()
+}
+
+/// Returns whether a value is a list or a text with anything in it.
+fn has_ids(json: &str) -> bool {
+    let is_list = json.strip_prefix('[').is_some_and(|rest| rest.trim_start() != "]");
+    is_list || (json.starts_with('"') && json != "\"\"")
+}
+
 /// Without a handoff the worker prefills locally.
 fn generation(edit: Edit<'_>, endpoint: Endpoint, context: &LegContext<'_>) -> Bytes {
-    let parse = |json: &str| JsonBody::parse(Bytes::copy_from_slice(json.as_bytes())).ok();
     let Some(handoff) = context.handoff.and_then(parse) else { return edit.finish() };
-    let ids = handoff.get("prompt_token_ids").unwrap_or("[]").to_owned();
-    let parameters = handoff.get("disaggregated_params").and_then(parse);
-    let parameters = parameters.map(|one| one.edit().set("request_type", "\"generation_only\"").finish());
-    let parameters = parameters.and_then(|bytes| String::from_utf8(bytes.into()).ok()).unwrap_or_default();
-    let place = if endpoint == Endpoint::Completions { "prompt" } else { "prompt_token_ids" };
-    edit.set(place, ids).set("disaggregated_params", parameters).finish()
+    let place = |field, place| Some((place, handoff.get(field)?.to_owned()));
+    let ids = match endpoint {
+        Endpoint::Completions => place(IDS, "prompt"),
+        // The engine takes one of both.
+        _ => place(IDS_BASE64, IDS_BASE64).or_else(|| place(IDS, IDS)),
+    };
+    let fields = place(PARAMETERS, PARAMETERS).into_iter().chain(ids);
+    fields.fold(edit, |edit, (field, json)| edit.set(field, json)).finish()
 }

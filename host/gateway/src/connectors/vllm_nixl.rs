@@ -9,7 +9,7 @@ use serde_json::value::RawValue;
 use pointsman_orchestration::HandoffKind;
 use pointsman_workers::Candidate;
 
-use super::{Connector, LegContext, PrefillAnswer, Target, given_up, vllm};
+use super::{Connector, LegContext, PrefillAnswer, Target, given_up, usage, vllm};
 use crate::{openai::request::Request, upstream::LegHeaders};
 
 /// The dialect.
@@ -43,25 +43,13 @@ pub(super) struct Answer<'a> {
     status: Option<String>,
     #[serde(borrow, default)]
     kv_transfer_params: Option<&'a RawValue>,
-    #[serde(default)]
-    usage: Option<UsageObject>,
+    #[serde(borrow, default)]
+    usage: Option<&'a RawValue>,
 }
 
 #[derive(Deserialize)]
 struct Choice {
     finish_reason: Option<String>,
-}
-
-#[derive(Deserialize)]
-struct UsageObject {
-    #[serde(alias = "input_tokens_details")]
-    prompt_tokens_details: Option<Details>,
-    cache_read_input_tokens: Option<u32>,
-}
-
-#[derive(Deserialize)]
-struct Details {
-    cached_tokens: Option<u32>,
 }
 
 impl Answer<'_> {
@@ -78,13 +66,6 @@ impl Answer<'_> {
             return Some(self.status.as_deref());
         }
         self.choices.first().map(|choice| choice.finish_reason.as_deref())
-    }
-}
-
-impl UsageObject {
-    fn cached_tokens(self) -> Option<u32> {
-        let details = self.prompt_tokens_details.and_then(|details| details.cached_tokens);
-        details.or(self.cache_read_input_tokens)
     }
 }
 
@@ -189,7 +170,7 @@ impl Connector for VllmNixl {
             None if !is_bootstrap && ids.is_some_and(|ids| ids.trim_start() == "]") => PrefillAnswer::Nothing,
             None => PrefillAnswer::Handoff {
                 parameters: parameters.get().to_owned(),
-                cached_tokens: answer.usage.and_then(UsageObject::cached_tokens),
+                cached_tokens: usage::cached_tokens(answer.usage),
             },
         }
     }

@@ -12,19 +12,24 @@ use crate::{
     id::Role,
 };
 
-/// Parses the engine ids by rank from Mooncake's bootstrap server: `{"0": "id"}` or `{"0": {"engine_id":
-/// "id"}}`.
-pub(super) fn engine_ids(body: &[u8]) -> Result<Vec<String>, String> {
-    let ranks: BTreeMap<u32, EngineId> =
+/// Parses Mooncake's bootstrap server, `{"0": "id"}` or `{"0": {"engine_id": "id"}}`, and returns the engine
+/// id of each of the `dp_size` ranks. With ranks on several nodes the server names them by the numbers of all
+/// nodes, of which this engine has those from `first_rank` on.
+pub(super) fn engine_ids(body: &[u8], dp_size: u32, first_rank: Option<u32>) -> Result<Vec<String>, String> {
+    let ids: BTreeMap<u32, EngineId> =
         serde_json::from_slice(body).map_err(|error| format!("GET /query: {error}"))?;
-    let all = ranks.keys().copied().eq(0..u32::try_from(ranks.len()).unwrap_or(u32::MAX));
-    if ranks.is_empty() || !all {
-        return Err(format!(
-            "GET /query: ranks {:?} are not consecutive from 0",
-            ranks.keys().collect::<Vec<_>>()
-        ));
-    }
-    Ok(ranks.into_values().map(|(EngineId::Plain(id) | EngineId::Entry { engine_id: id })| id).collect())
+    let smallest = ids.keys().next().copied().unwrap_or(0);
+    let has_more = u32::try_from(ids.len()).is_ok_and(|size| size > dp_size);
+    let is_global = smallest > 0 || has_more;
+    let first = if is_global { first_rank.unwrap_or(smallest) } else { 0 };
+    let of = |rank| match ids.get(&rank) {
+        Some(EngineId::Plain(id) | EngineId::Entry { engine_id: id }) => Ok(id.clone()),
+        None => Err(format!(
+            "GET /query: rank {rank} has no engine id, only {:?}; check bootstrap_host and bootstrap_port",
+            ids.keys()
+        )),
+    };
+    (first..first.saturating_add(dp_size)).map(of).collect()
 }
 
 #[derive(Deserialize)]
@@ -263,11 +268,27 @@ mod tests {
     }
 
     #[test]
-    fn mooncake_engine_ids_are_parsed_in_both_forms_and_gaps_are_errors() {
-        assert_eq!(engine_ids(br#"{"1":"b","0":"a"}"#), Ok(vec!["a".to_owned(), "b".to_owned()]));
-        let entry = br#"{"0":{"engine_id":"a","worker_addr":{}}}"#;
-        assert_eq!(engine_ids(entry), Ok(vec!["a".to_owned()]));
-        assert!(engine_ids(br#"{"1":"b"}"#).is_err() && engine_ids(b"{}").is_err());
+    fn b5_mooncake_engine_ids_are_those_of_the_engine_s_own_ranks() {
+        let ids = |body: &str, dp_size, first| engine_ids(body.as_bytes(), dp_size, first).ok();
+        let some = |ids: &[&str]| Some(ids.iter().map(|id| (*id).to_owned()).collect::<Vec<_>>());
+        assert_eq!(ids(r#"{"1":"b","0":"a"}"#, 2, None), some(&["a", "b"]));
+        assert_eq!(ids(r#"{"0":{"engine_id":"a","worker_addr":{}}}"#, 1, Some(0)), some(&["a"]));
+        // B5.21
+        assert_eq!(ids(r#"{"1":"b"}"#, 1, Some(1)), some(&["b"]));
+        assert_eq!(ids(r#"{"2":"c","3":"d"}"#, 2, Some(2)), some(&["c", "d"]));
+        assert_eq!(ids(r#"{"2":"c","3":"d"}"#, 2, None), some(&["c", "d"]), "the engine has no metrics");
+        let all = r#"{"0":"a","1":"b","2":"c","3":"d"}"#;
+        assert_eq!(ids(all, 1, Some(1)), some(&["b"]));
+        assert_eq!(ids(all, 2, Some(2)), some(&["c", "d"]));
+        assert_eq!(ids(all, 1, Some(0)), some(&["a"]), "the engine itself chooses the rank");
+        for (lacking, dp_size, first) in [
+            ("{}", 1, None),
+            (r#"{"0":"a"}"#, 2, None),
+            (r#"{"0":"a","2":"c"}"#, 2, None),
+            (r#"{"3":"d"}"#, 1, Some(1)),
+        ] {
+            assert_eq!(ids(lacking, dp_size, first), None, "{lacking}");
+        }
     }
 
     #[test]

@@ -279,7 +279,8 @@ impl Probe {
         let Some(body) = self.get_at(&url, MAX_FACTS_BODY).await.body()? else {
             return Err(format!("GET {url}: not supported; check bootstrap_host and bootstrap_port"));
         };
-        if self.worker.set_engine_ids(parse::engine_ids(&body)?) {
+        let (dp_size, first_rank) = (self.worker.spec().dp_size, self.worker.facts().first_rank);
+        if self.worker.set_engine_ids(parse::engine_ids(&body, dp_size, first_rank)?) {
             self.process_ended("another engine id");
         }
         Ok(())
