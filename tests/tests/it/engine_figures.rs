@@ -129,7 +129,8 @@ async fn b8_an_engine_that_moves_stays_busy() {
     let (works, writer) = (Arc::new(AtomicBool::new(true)), told.clone());
     let goes_on = works.clone();
     *told.lock() = figures(16, 24, 0.97, 0);
-    let steps = tokio::spawn(async move {
+    let tasks = tokio_util::task::TaskTracker::new();
+    let steps = tasks.spawn(async move {
         let mut tokens = 0;
         while goes_on.load(Relaxed) {
             sleep(400 * MS).await;
