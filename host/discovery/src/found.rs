@@ -46,6 +46,8 @@ pub struct Refusal {
 pub enum Read {
     /// The source read everything for this snapshot.
     Whole,
+    /// The same, but what it read may be new data in the place of data that was lost.
+    Replaced,
     /// The source applied changes to what it read before.
     Changes,
 }

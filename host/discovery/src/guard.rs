@@ -13,6 +13,8 @@ use std::{
 use pointsman_workers::WorkerId;
 use tokio::time::Instant;
 
+use crate::found::Read;
+
 /// When a removal waits.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GuardRules {
@@ -49,6 +51,8 @@ struct Held {
     since: Instant,
     /// When the source is asked to read everything again.
     ask_at: Instant,
+    /// Whether the source may have lost its data.
+    lost: bool,
 }
 
 /// Verdict on missing workers.
@@ -62,13 +66,12 @@ pub(crate) enum Verdict {
 
 impl Guard {
     /// Judges a snapshot that lists `listed`, and in which `missing` of `present` workers are not listed.
-    /// `whole`: the source read everything for it.
     pub(crate) fn judge(
         &mut self,
         rules: &GuardRules,
         (listed, present): (&HashSet<WorkerId>, usize),
         missing: &[WorkerId],
-        whole: bool,
+        read: Read,
         now: Instant,
     ) -> Verdict {
         self.removed.retain(|(worker, at)| {
@@ -80,14 +83,17 @@ impl Guard {
         }
         // Workers that leave one by one count together.
         let (gone, all) = (missing.len() + self.removed.len(), present + self.removed.len());
-        let many = rules.is_many(gone, all);
-        let confirmed = whole && self.held.is_some_and(|held| now >= held.since + rules.confirm_after);
-        if many && !confirmed {
-            self.held.get_or_insert(Held { since: now, ask_at: now + rules.confirm_after });
+        let lost = read == Read::Replaced || self.held.is_some_and(|held| held.lost);
+        let waits = lost || rules.is_many(gone, all);
+        let was_held = self.held.is_some_and(|held| now >= held.since + rules.confirm_after);
+        let confirmed = read != Read::Changes && was_held;
+        if waits && !confirmed {
+            let ask_at = now + rules.confirm_after;
+            self.held.get_or_insert(Held { since: now, ask_at, lost }).lost = lost;
             return Verdict::Hold;
         }
         self.held = None;
-        if many {
+        if waits {
             self.removed.clear();
         } else {
             self.removed.extend(missing.iter().map(|worker| (*worker, now)));
@@ -160,7 +166,7 @@ mod tests {
         let verdicts = (0..8).map(|_| {
             let gone = left.pop().unwrap();
             let listed = left.iter().copied().collect();
-            let verdict = guard.judge(&RULES, (&listed, left.len() + 1), &[gone], false, start);
+            let verdict = guard.judge(&RULES, (&listed, left.len() + 1), &[gone], Read::Changes, start);
             if verdict == Verdict::Hold {
                 left.push(gone);
             }
@@ -169,9 +175,26 @@ mod tests {
         let removed = verdicts.filter(|verdict| *verdict == Verdict::Remove).count();
         // P4.5
         assert_eq!(removed, 4);
-        let late =
-            guard.judge(&RULES, (&ids(1..4).into_iter().collect(), 4), &ids(0..1), false, at(start, 30));
+        let late = guard.judge(
+            &RULES,
+            (&ids(1..4).into_iter().collect(), 4),
+            &ids(0..1),
+            Read::Changes,
+            at(start, 30),
+        );
         assert_eq!(late, Verdict::Remove, "long after the others");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn p8_any_removal_of_a_source_that_may_have_lost_its_data_waits() {
+        let (mut guard, start) = (Guard::default(), Instant::now());
+        let mut judge = |read, seconds| judge_read(&mut guard, &ids(1..8), 1, read, at(start, seconds));
+        // P8.9
+        assert_eq!(judge(Read::Replaced, 0), Verdict::Hold);
+        assert_eq!(judge(Read::Whole, 1), Verdict::Hold, "too early");
+        assert_eq!(judge(Read::Changes, 11), Verdict::Hold);
+        assert_eq!(judge(Read::Whole, 11), Verdict::Remove);
+        assert_eq!(judge(Read::Whole, 12), Verdict::Remove, "its data is as it was");
     }
 
     #[tokio::test(start_paused = true)]
@@ -191,7 +214,12 @@ mod tests {
 
     /// Judges a snapshot in which the first `missing` workers are not listed.
     fn judge(guard: &mut Guard, listed: &[WorkerId], missing: u64, whole: bool, now: Instant) -> Verdict {
+        let read = if whole { Read::Whole } else { Read::Changes };
+        judge_read(guard, listed, missing, read, now)
+    }
+
+    fn judge_read(guard: &mut Guard, listed: &[WorkerId], missing: u64, read: Read, now: Instant) -> Verdict {
         let (present, missing) = (listed.len() + missing as usize, ids(0..missing));
-        guard.judge(&RULES, (&listed.iter().copied().collect(), present), &missing, whole, now)
+        guard.judge(&RULES, (&listed.iter().copied().collect(), present), &missing, read, now)
     }
 }

@@ -236,8 +236,7 @@ impl Probe {
     }
 
     async fn run(mut self) {
-        self.read_facts().await;
-        let (mut stale, mut checks) = (false, 0_u32);
+        let (mut stale, mut checks) = self.begin().await;
         let (mut load_due, mut checked) = (Instant::now(), Instant::now());
         loop {
             let before = std::mem::replace(&mut checked, Instant::now());

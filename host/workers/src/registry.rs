@@ -11,6 +11,7 @@ use tokio::{sync::watch, time::Instant};
 
 mod activation;
 mod followed;
+mod joining;
 mod learned;
 mod reread;
 
@@ -117,66 +118,10 @@ impl Registry {
         Self { journal, ..Self::default() }
     }
 
-    fn worker(&self, spec: WorkerSpec) -> Worker {
-        Worker::noted(spec, &self.columns, self.journal.as_ref(), self.warm_ups.clone())
-    }
-
     /// Returns the current snapshot. Never waits.
     #[must_use]
     pub fn snapshot(&self) -> Arc<Snapshot> {
         self.current.load_full()
-    }
-
-    /// Adds a worker, or replaces the one with the same id. A worker with an equal description is kept, with
-    /// its health and bookings.
-    pub fn upsert(&self, spec: WorkerSpec) -> Arc<Worker> {
-        let mut members = self.members.lock();
-        if let Some(present) = members.iter().find(|member| member.configured == spec) {
-            return present.worker.clone();
-        }
-        let models = spec.models.clone();
-        let worker = Arc::new(self.worker(spec.clone()));
-        members.retain(|member| member.worker.id() != worker.id());
-        members.push(Member { worker: worker.clone(), configured: spec, models, adapters: Vec::new() });
-        self.publish(&members);
-        worker
-    }
-
-    /// Adds or replaces workers as [`Registry::upsert`] does, and removes others, with one new snapshot.
-    pub fn apply(&self, joining: Vec<WorkerSpec>, gone: &[WorkerId]) {
-        let mut members = self.members.lock();
-        let present: HashMap<WorkerId, &WorkerSpec> =
-            members.iter().map(|member| (member.configured.id, &member.configured)).collect();
-        let joining: Vec<WorkerSpec> =
-            joining.into_iter().filter(|spec| present.get(&spec.id) != Some(&spec)).collect();
-        let replaced: HashSet<WorkerId> =
-            joining.iter().map(|spec| spec.id).chain(gone.iter().copied()).collect();
-        let before = members.len();
-        members.retain(|member| !replaced.contains(&member.worker.id()));
-        if members.len() == before && joining.is_empty() {
-            return;
-        }
-        members.extend(joining.into_iter().map(|spec| Member {
-            worker: Arc::new(self.worker(spec.clone())),
-            models: spec.models.clone(),
-            adapters: Vec::new(),
-            configured: spec,
-        }));
-        self.publish(&members);
-    }
-
-    /// Replaces a worker by one with the description that its engine completed. The new one starts without
-    /// bookings and is probed from the beginning.
-    pub(crate) fn complete(&self, worker: &Arc<Worker>, spec: WorkerSpec) {
-        let mut members = self.members.lock();
-        let Some(member) = self.member(worker.id(), &mut members) else { return };
-        if !Arc::ptr_eq(&member.worker, worker) {
-            return;
-        }
-        let mut completed = self.worker(spec);
-        completed.drain_like(worker);
-        member.worker = Arc::new(completed);
-        self.publish_learned(&members);
     }
 
     /// Removes a worker. Its bookings end with their requests.

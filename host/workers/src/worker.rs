@@ -1,24 +1,12 @@
 //! A worker at run time: its description, the facts read from its engine, its health and its load. Shared
 //! between snapshots.
 
-use std::{
-    collections::HashMap,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering},
-    },
-};
-
-use arc_swap::{ArcSwap, ArcSwapOption};
-use parking_lot::Mutex;
-use tokio::sync::Notify;
+use std::sync::{Arc, atomic::Ordering};
 
 use crate::{
-    activity::Activity,
-    booking::{Booking, BookingRequest, HeldTokens, Journal, RankJournal, RankLoad, WorkerKey},
-    breaker::{Breaker, BreakerRules},
+    booking::{Booking, BookingRequest, HeldTokens, Journal, RankLoad},
     columns::Columns,
-    facts::{Contradiction, EngineFacts},
+    facts::EngineFacts,
     id::{DpRank, WorkerId},
     spec::WorkerSpec,
 };
@@ -37,6 +25,8 @@ mod refusing;
 mod reported;
 mod reservation;
 mod shared_load;
+mod state;
+mod take_over;
 mod warm_up;
 
 use back_pressure::BackPressure;
@@ -50,8 +40,8 @@ use learned_limit::LearnedLimit;
 use loading::Loading;
 pub use open_handoffs::OpenHandoff;
 pub use refusing::Doubt;
-use refusing::Refusing;
 pub use reservation::Reservation;
+use state::{Ranks, State, Told, ranks};
 use warm_up::WarmUp;
 pub(crate) use warm_up::WarmUps;
 
@@ -72,64 +62,9 @@ pub struct Worker {
     spec: Arc<WorkerSpec>,
     /// Hash of the part of the description that decisions use.
     traits_hash: u64,
-    ranks: Box<[Arc<RankLoad>]>,
-    health: AtomicU8,
-    loading: Loading,
-    draining: AtomicBool,
-    /// Whether discovery has it removed when its requests end.
-    leaving: AtomicBool,
-    /// Its streams that move elsewhere while it drains.
-    moves: Arc<Moves>,
-    /// Whether the engine contradicts the description.
-    misconfigured: AtomicBool,
-    /// Whether the engine sleeps.
-    asleep: AtomicBool,
-    engine_paused: AtomicBool,
-    /// Whether the engine reports the load of each rank. Otherwise that of every rank is the engine's.
-    loads_by_rank: AtomicBool,
-    /// Whether the engine reports every load figure.
-    reports_load: AtomicBool,
-    /// Problem that the last probe found.
-    problem: ArcSwapOption<String>,
-    facts: ArcSwap<EngineFacts>,
-    /// Longest context of each of the engine's models, tokens.
-    context_lengths: ArcSwap<HashMap<String, u32>>,
-    contradiction: ArcSwapOption<Contradiction>,
-    /// Engine ids by rank. Only vLLM with Mooncake has them.
-    engine_ids: ArcSwapOption<Vec<String>>,
-    breaker: Breaker,
-    /// Number of outcomes of legs that were reported.
-    outcomes: AtomicU64,
-    back_pressure: BackPressure,
-    refusing: Refusing,
-    learned_limit: LearnedLimit,
-    warm_up: WarmUp,
-    /// The worker's progress while requests wait for it.
-    activity: Activity,
-    /// When it last broke on requests.
-    breaks: Breaks,
-    broken_handoffs: BrokenHandoffs,
-    /// Whether the worker is left out because it is stuck.
-    put_aside: AtomicBool,
-    /// Makes the prober read the engine's figures at once.
-    read_now: Notify,
-    /// Whether a request timed out and none was answered since. Then one request at a time is tried.
-    suspect: AtomicBool,
-    /// Whether a request was answered since a health check failed.
-    answered: AtomicBool,
-    /// Wakes the requests that wait for an answer of a worker that is down.
-    down: Notify,
-    /// Whether the engine may have restarted since its facts were read.
-    stale_facts: AtomicBool,
-    /// How often the engine's models were read.
-    model_readings: AtomicU32,
-    /// Makes the prober check the worker at once.
-    check_now: Notify,
-    /// Held while the ranks are told whether the worker is eligible unconditionally.
-    telling: Mutex<()>,
-    /// Number of places that are reserved.
-    reserved: Arc<AtomicU32>,
-    open_handoffs: AtomicU32,
+    ranks: Ranks,
+    /// What a worker with another description of the same engine takes over.
+    state: Arc<State>,
 }
 
 /// A worker and one of its ranks: the unit that a decision chooses.
@@ -158,55 +93,15 @@ impl Worker {
         journal: Option<&Arc<Journal>>,
         warm_ups: WarmUps,
     ) -> Self {
-        let worker = WorkerKey::of(&spec);
-        let journal = |rank| Some(RankJournal { journal: journal?.clone(), worker, rank: DpRank(rank) });
-        let positions = (0..).zip(columns.allocate(spec.dp_size.max(1) as usize));
-        let rank = |(rank, position)| {
-            let load = RankLoad::noted(position, journal(rank));
-            load.view().set_capacity(spec.total_blocks.unwrap_or(0), spec.block_size.unwrap_or(0));
-            Arc::new(load)
-        };
-        let ranks = positions.map(rank).collect();
-        Self {
-            facts: ArcSwap::default(),
-            context_lengths: ArcSwap::default(),
-            contradiction: ArcSwapOption::empty(),
-            traits_hash: spec.traits_hash(),
-            spec: Arc::new(spec),
-            ranks,
-            health: AtomicU8::new(0),
-            loading: Loading::new(),
-            draining: AtomicBool::new(false),
-            leaving: AtomicBool::new(false),
-            moves: Arc::default(),
-            misconfigured: AtomicBool::new(false),
-            asleep: AtomicBool::new(false),
-            engine_paused: AtomicBool::new(false),
-            loads_by_rank: AtomicBool::new(false),
-            reports_load: AtomicBool::new(false),
-            problem: ArcSwapOption::empty(),
-            engine_ids: ArcSwapOption::empty(),
-            breaker: Breaker::new(BreakerRules::WORKER),
-            outcomes: AtomicU64::new(0),
-            back_pressure: BackPressure::new(),
-            refusing: Refusing::new(),
-            learned_limit: LearnedLimit::new(),
-            warm_up: WarmUp::new(warm_ups),
-            activity: Activity::new(),
-            breaks: Breaks::default(),
-            broken_handoffs: BrokenHandoffs::new(),
-            put_aside: AtomicBool::new(false),
-            read_now: Notify::new(),
-            suspect: AtomicBool::new(false),
-            answered: AtomicBool::new(true),
-            down: Notify::new(),
-            stale_facts: AtomicBool::new(false),
-            model_readings: AtomicU32::new(0),
-            check_now: Notify::new(),
-            telling: Mutex::new(()),
-            reserved: Arc::default(),
-            open_handoffs: AtomicU32::new(0),
-        }
+        let ranks = ranks(&spec, &[], columns, journal);
+        let state = State::new(warm_ups, Told::of(&spec, &ranks));
+        let worker = Self::with(spec, ranks, Arc::new(state));
+        worker.set_facts(EngineFacts::default());
+        worker
+    }
+
+    fn with(spec: WorkerSpec, ranks: Ranks, state: Arc<State>) -> Self {
+        Self { traits_hash: spec.traits_hash(), spec: Arc::new(spec), ranks, state }
     }
 
     /// Returns the worker's id.
@@ -241,7 +136,7 @@ impl Worker {
     /// Returns the result of the last health checks.
     #[must_use]
     pub fn health(&self) -> Health {
-        match self.health.load(Ordering::Acquire) {
+        match self.state.health.load(Ordering::Acquire) {
             0 => Health::Unknown,
             1 => Health::Healthy,
             _ => Health::Unhealthy,
@@ -250,6 +145,10 @@ impl Worker {
 
     /// Sets the health. Returns true if it changed.
     pub fn set_health(&self, health: Health) -> bool {
+        if health == Health::Healthy && !self.is_current() {
+            // Its last check was of the description before.
+            return false;
+        }
         let code = match health {
             Health::Unknown => 0,
             Health::Healthy => 1,
@@ -258,7 +157,7 @@ impl Worker {
         if health == Health::Healthy {
             self.begin_warm_up();
         }
-        let changed = self.health.swap(code, Ordering::AcqRel) != code;
+        let changed = self.state.health.swap(code, Ordering::AcqRel) != code;
         if changed {
             self.tell_ranks();
         }
@@ -281,17 +180,17 @@ impl Worker {
     /// Reports that the engine may have restarted or loaded a model: it closed a connection, or does not know
     /// a model that it listed. Its facts are read again.
     pub fn note_restart(&self) {
-        self.stale_facts.store(true, Ordering::Release);
-        self.check_now.notify_one();
+        self.state.stale_facts.store(true, Ordering::Release);
+        self.state.check_now.notify_one();
     }
 
     /// Reports that a request waited for an answer that did not come. The worker is not chosen for a pause.
     /// Afterwards one request at a time tries it until one is answered: each of them waits as long as this
     /// one did.
     pub fn note_timeout(&self) {
-        self.suspect.store(true, Ordering::Release);
-        if !self.breaker.is_paused() {
-            self.breaker.trip();
+        self.state.suspect.store(true, Ordering::Release);
+        if !self.state.breaker.is_paused() {
+            self.state.breaker.trip();
         }
         self.tell_ranks();
     }
@@ -299,52 +198,52 @@ impl Worker {
     /// Reports that the engine answered a request with a token or a whole body.
     pub fn note_answered(&self) {
         // Read first: the flags are shared between threads and almost never change.
-        if self.suspect.load(Ordering::Relaxed) {
-            self.suspect.store(false, Ordering::Release);
+        if self.state.suspect.load(Ordering::Relaxed) {
+            self.state.suspect.store(false, Ordering::Release);
             self.tell_ranks();
         }
-        if self.back_pressure.succeeded() {
+        if self.state.back_pressure.succeeded() {
             self.tell_ranks();
         }
         self.takes_requests();
-        if !self.answered.load(Ordering::Relaxed) {
-            self.answered.store(true, Ordering::Release);
+        if !self.state.answered.load(Ordering::Relaxed) {
+            self.state.answered.store(true, Ordering::Release);
         }
     }
 
     /// Resolves when the worker has to be checked at once.
     pub(crate) async fn check_requested(&self) {
-        self.check_now.notified().await;
+        self.state.check_now.notified().await;
     }
 
     /// Returns whether the facts have to be read again, and forgets it.
     pub(crate) fn take_stale_facts(&self) -> bool {
-        self.stale_facts.swap(false, Ordering::AcqRel)
+        self.state.stale_facts.swap(false, Ordering::AcqRel)
     }
 
     /// Starts to observe whether a request is answered while health checks fail.
     pub(crate) fn watch_answers(&self) {
-        self.answered.store(false, Ordering::Release);
+        self.state.answered.store(false, Ordering::Release);
     }
 
     /// Ends the waiting of all requests for an answer, unless one was answered since the checks began to
     /// fail: an engine under load may be slow to answer a health check.
     pub(crate) fn release_waiting(&self) {
-        if !self.answered.load(Ordering::Acquire) {
-            self.down.notify_waiters();
+        if !self.state.answered.load(Ordering::Acquire) {
+            self.state.down.notify_waiters();
         }
     }
 
     /// Returns whether health checks fail and no request was answered since they began to.
     #[must_use]
     pub fn is_down(&self) -> bool {
-        self.health() == Health::Unhealthy && !self.answered.load(Ordering::Acquire)
+        self.health() == Health::Unhealthy && !self.state.answered.load(Ordering::Acquire)
     }
 
     /// Resolves when health checks find that the engine does not answer at all. Requests that wait for it end
     /// their waiting then.
     pub async fn judged_down(&self) {
-        self.down.notified().await;
+        self.state.down.notified().await;
     }
 }
 

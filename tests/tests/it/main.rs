@@ -27,6 +27,7 @@ mod busy_thresholds;
 mod byte_streams;
 mod calibrate_log;
 mod certificates;
+mod changed_workers;
 mod client_bodies;
 mod client_tokens;
 mod committed_handoffs;

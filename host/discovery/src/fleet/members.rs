@@ -123,12 +123,13 @@ impl Members {
                 member.is_set_aside = is_set_aside;
             }
             _ => {
+                let left = self.by_id.get(&id).is_some_and(|member| member.leaves_at.is_some());
                 let leaves_at = found.leaving.then_some(deadline);
                 let (spec, unlisted) = (found.spec.clone(), false);
                 let member = Member { source, spec, leaves_at, is_set_aside, unlisted };
                 self.by_id.insert(id, member);
                 changes.joining.push(found.spec.clone());
-                if found.leaving {
+                if found.leaving || left {
                     changes.leaving.push((id, leaving));
                 }
             }

@@ -11,7 +11,7 @@ use tokio::{sync::Notify, time::Instant};
 
 use super::FleetRules;
 use crate::{
-    found::{Found, MAX_REFUSALS, Read, Refusal, SourceSnapshot, within_bounds},
+    found::{Found, MAX_REFUSALS, Refusal, SourceSnapshot, within_bounds},
     guard::{Guard, GuardRules, Verdict},
     merge::Rank,
 };
@@ -115,8 +115,8 @@ impl SourceEntry {
         let missing: Vec<Found> = staying().filter(|found| !ids.contains(&found.spec.id)).cloned().collect();
         let missing_ids: Vec<WorkerId> = missing.iter().map(|found| found.spec.id).collect();
         let was_held = self.guard.held_since().is_some();
-        let (present, whole) = (staying().count(), read == Read::Whole);
-        match self.guard.judge(&rules.guard, (&ids, present), &missing_ids, whole, now) {
+        let present = staying().count();
+        match self.guard.judge(&rules.guard, (&ids, present), &missing_ids, read, now) {
             Verdict::Hold => {
                 if !self.hold_is_logged
                     && let Some(suppressed) = self.hold_lines.due()

@@ -67,6 +67,10 @@ pub struct EtcdSource {
     table: Table,
     /// Whether the last watch failed. What is read then is reported when a watch stands.
     watch_failed: bool,
+    /// Cluster and revision that were read last.
+    seen: Option<(String, u64)>,
+    /// Whether the cluster may have lost its data, which was not reported yet.
+    lost: bool,
 }
 
 /// The answer to a range request. Numbers are texts.
@@ -79,6 +83,8 @@ struct Whole {
 
 #[derive(Default, Deserialize)]
 struct Header {
+    #[serde(default)]
+    cluster_id: String,
     #[serde(default)]
     revision: String,
 }
@@ -129,7 +135,7 @@ impl EtcdSource {
     /// Creates the source; nothing is read yet.
     #[must_use]
     pub fn new(config: EtcdSourceConfig) -> Self {
-        Self { config, table: Table::default(), watch_failed: false }
+        Self { config, table: Table::default(), watch_failed: false, seen: None, lost: false }
     }
 
     /// Reads everything from one member and follows its changes until they end.
@@ -153,9 +159,10 @@ impl EtcdSource {
                 "{endpoint}/v3/kv/range: the answer has no revision: is this the address of etcd's clients?"
             )
         })?;
+        self.note_loss(whole.header.cluster_id, revision, whole.kvs.is_empty());
         self.table.replace(whole.kvs.iter().filter_map(entry).collect());
         if !self.watch_failed {
-            reporter.present(self.table.snapshot(Read::Whole));
+            self.present_whole(reporter);
         }
         let start = revision + 1;
         let create = json!({ "key": key, "range_end": range_end, "start_revision": start.to_string() });
@@ -168,13 +175,26 @@ impl EtcdSource {
             return Err(refusal(response, self.config.timeout).await);
         }
         if failed_before {
-            reporter.present(self.table.snapshot(Read::Whole));
+            self.present_whole(reporter);
         }
         let begun = Instant::now();
         let ended = self.watch(&member, Lines::new(response, MAX_MESSAGE), reporter, pauses).await;
         pauses.watched(begun, false);
         self.watch_failed = ended.is_err();
         ended
+    }
+
+    /// Notes whether this reading is of other data than the one before: of another cluster, of an earlier
+    /// revision, or of no key at all.
+    fn note_loss(&mut self, cluster: String, revision: u64, is_empty: bool) {
+        let is_other = self.seen.as_ref().is_some_and(|(seen, last)| *seen != cluster || revision < *last);
+        self.lost |= is_other || (is_empty && !self.table.is_empty());
+        self.seen = Some((cluster, revision));
+    }
+
+    fn present_whole(&mut self, reporter: &Reporter) {
+        let read = if std::mem::take(&mut self.lost) { Read::Replaced } else { Read::Whole };
+        reporter.present(self.table.snapshot(read));
     }
 
     /// Applies changes until the stream ends or everything has to be read again.

@@ -135,7 +135,7 @@ pub struct KubernetesSource {
 struct List {
     metadata: Meta,
     #[serde(default)]
-    items: Vec<Box<RawValue>>,
+    items: Option<Vec<Box<RawValue>>>,
 }
 
 /// A line of a watch.
@@ -221,7 +221,7 @@ impl KubernetesSource {
             }
             let bytes = http::body(response, MAX_PAGE_BYTES, limit).await?;
             let page: List = serde_json::from_slice(&bytes).map_err(|error| format!("the list: {error}"))?;
-            all.extend(page.items.iter().filter_map(|object| self.entry(object)));
+            all.extend(page.items.iter().flatten().filter_map(|object| self.entry(object)));
             if page.metadata.more.is_empty() {
                 self.table.replace(all);
                 return Ok(page.metadata.resource_version);

@@ -55,6 +55,10 @@ impl Table {
         }
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
     /// Removes an entry.
     pub(super) fn remove(&mut self, key: &str) {
         self.entries.remove(key);

@@ -1,7 +1,7 @@
 //! Reads an engine's facts before its worker is eligible, and again later (B5).
 
 use super::{
-    MAX_FACTS_BODY, MAX_FIRST_INTERVAL, Probe,
+    CHECKS_PER_READING, MAX_FACTS_BODY, MAX_FIRST_INTERVAL, Probe,
     client::Response,
     figures::{Figures, figures},
     models,
@@ -12,6 +12,7 @@ use crate::{
     facts::{Contradiction, EngineFacts, FactName},
     id::{Engine, ModelName, Role},
     spec::KvTransport,
+    worker::Health,
 };
 
 /// Number of readings that may fail before a worker is used with the configured values alone.
@@ -34,8 +35,22 @@ impl From<String> for Problem {
 }
 
 impl Probe {
+    /// Reads the facts. Those of an engine whose description changed are known: it is checked first, and its
+    /// facts are read after that. Returns whether they are stale, and the number of checks since they were
+    /// read.
+    pub(super) async fn begin(&mut self) -> (bool, u32) {
+        match self.worker.health() {
+            Health::Unknown => {
+                self.read_facts().await;
+                (false, 0)
+            }
+            Health::Healthy if !self.worker.is_misconfigured() => (false, CHECKS_PER_READING - 1),
+            Health::Healthy | Health::Unhealthy => (true, 0),
+        }
+    }
+
     /// Reads the facts, and repeats until it succeeds.
-    pub(super) async fn read_facts(&mut self) {
+    async fn read_facts(&mut self) {
         let (mut last, mut failures) = (String::new(), 0);
         loop {
             match self.facts(failures < MAX_FACT_FAILURES).await {

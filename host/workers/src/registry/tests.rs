@@ -2,7 +2,10 @@ use tokio::time::Duration;
 use tokio_util::task::TaskTracker;
 
 use super::*;
-use crate::worker::{Health, Ineligible};
+use crate::{
+    booking::BookingRequest,
+    worker::{Health, Ineligible},
+};
 
 fn spec(flag: &str) -> WorkerSpec {
     WorkerSpec::parse_flag(flag).unwrap()
@@ -10,6 +13,20 @@ fn spec(flag: &str) -> WorkerSpec {
 
 fn ids(pool: &[Candidate]) -> Vec<(u64, u32)> {
     pool.iter().map(|candidate| (candidate.worker.id().0, candidate.rank.0)).collect()
+}
+
+fn one_request() -> BookingRequest {
+    BookingRequest {
+        leg: Leg::Decode,
+        prompt_tokens: 16,
+        new_prefill_tokens: 16,
+        prefix: Vec::new().into(),
+        total_prompt_blocks: 1,
+        block_size: 16,
+        expected_output_tokens: None,
+        assume_kv_reuse: false,
+        track_prefill_tokens: true,
+    }
 }
 
 #[test]
@@ -55,6 +72,49 @@ fn a_worker_with_an_equal_description_keeps_its_health_and_bookings() {
     let version = registry.snapshot().version();
     let again = registry.upsert(spec("role=decode,engine=vllm,model=m,url=http://a:1"));
     assert!(Arc::ptr_eq(&worker, &again) && registry.snapshot().version() == version);
+}
+
+#[test]
+fn p12_the_ranks_follow_the_new_description_whatever_is_reported_to_the_worker_before() {
+    let registry = Registry::default();
+    let flag = "id=1,role=decode,engine=vllm,model=m,url=http://a:1,dp_size=2";
+    let before = registry.upsert(spec(flag));
+    before.set_health(Health::Healthy);
+    let booking = before.candidates()[1].book(&one_request());
+    let sure = |worker: &Arc<Worker>| {
+        worker.candidates().iter().map(|rank| rank.load().surely_eligible()).collect::<Vec<_>>()
+    };
+    let limited = registry.upsert(spec(&format!("{flag},max_concurrency=1")));
+    let tell = |worker: &Worker| [true, false].map(|asleep| worker.set_asleep(asleep));
+    tell(&before);
+    // P12.1, P12.3
+    assert_eq!((sure(&limited), limited.ineligible()), (vec![false; 2], Some(Ineligible::AtCapacity)));
+    let open = registry.upsert(spec(&flag.replace("dp_size=2", "dp_size=3")));
+    tell(&limited);
+    assert_eq!((sure(&open), open.active_requests(), open.ineligible()), (vec![true; 3], 1, None));
+    // P12.1
+    let prefill = registry.upsert(spec(&flag.replace("role=decode", "role=prefill")));
+    assert!(!before.set_health(Health::Healthy), "a check of the description before");
+    assert_eq!((prefill.ineligible(), prefill.active_requests()), (Some(Ineligible::NotReady), 1));
+    drop(booking);
+    assert_eq!(prefill.active_requests(), 0);
+}
+
+#[test]
+fn p12_a_worker_that_its_engine_completes_keeps_its_bookings_and_its_drain() {
+    let registry = Registry::default();
+    let before = registry.upsert(spec("id=1,role=decode,engine=vllm,model=m,url=http://a:1"));
+    before.set_health(Health::Healthy);
+    before.set_draining(true);
+    let booking = before.candidates()[0].book(&one_request());
+    registry.complete(&before, WorkerSpec { dp_size: 4, ..before.spec().clone() });
+    let after = registry.snapshot().get(WorkerId(1)).unwrap().clone();
+    // P12.4
+    assert_eq!((after.candidates().len(), after.active_requests(), after.draining()), (4, 1, true));
+    after.set_draining(false);
+    assert_eq!((before.draining(), after.ineligible()), (false, None));
+    drop(booking);
+    assert_eq!(after.active_requests(), 0);
 }
 
 #[test]

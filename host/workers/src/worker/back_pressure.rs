@@ -176,11 +176,11 @@ impl Worker {
     /// is a failure: it refused several times in a row.
     pub fn note_refusal(&self, refusal: Refusal, sent: Instant, others: u32) -> bool {
         self.learn_limit(others, sent);
-        let is_failure = self.back_pressure.refused(refusal, sent);
-        if is_failure && self.breaker.is_open() {
-            self.breaker.record_failure(0);
+        let is_failure = self.state.back_pressure.refused(refusal, sent);
+        if is_failure && self.state.breaker.is_open() {
+            self.state.breaker.record_failure(0);
         } else if is_failure {
-            self.breaker.trip();
+            self.state.breaker.trip();
         }
         self.tell_ranks();
         is_failure
@@ -189,7 +189,7 @@ impl Worker {
     /// Returns the rest of the pause after the engine refused a request, if one runs.
     #[must_use]
     pub fn pause(&self) -> Option<Pause> {
-        self.back_pressure.pause()
+        self.state.back_pressure.pause()
     }
 }
 

@@ -27,14 +27,14 @@ impl Breaks {
 impl Worker {
     /// Notes that the engine broke on a request.
     pub fn note_broke(&self) {
-        self.breaks.note();
+        self.state.breaks.note();
     }
 
     /// Whether the engine, which broke on a request a moment ago, broke on no other one, although it serves
     /// others of this gateway.
     #[must_use]
     pub fn broke_alone(&self) -> bool {
-        self.own_requests() > 0 && !self.breaks.were_two() && !self.is_down()
+        self.own_requests() > 0 && !self.state.breaks.were_two() && !self.is_down()
     }
 }
 

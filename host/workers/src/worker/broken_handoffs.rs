@@ -72,16 +72,16 @@ impl Worker {
     /// worker is to blame, unless the request is.
     #[must_use]
     pub fn note_handoff_broke(&self, decode: &Arc<Self>) -> bool {
-        decode.broken_handoffs.add_source(self.id());
-        decode.broken_handoffs.any.store(true, Ordering::Release);
-        self.broken_handoffs.any.store(true, Ordering::Release);
-        let mut witnesses = self.broken_handoffs.witnesses.lock();
+        decode.state.broken_handoffs.add_source(self.id());
+        decode.state.broken_handoffs.any.store(true, Ordering::Release);
+        self.state.broken_handoffs.any.store(true, Ordering::Release);
+        let mut witnesses = self.state.broken_handoffs.witnesses.lock();
         let is_one = |worker: &Weak<Self>| {
-            worker.upgrade().is_some_and(|worker| worker.broken_handoffs.are_all_from(self.id()))
+            worker.upgrade().is_some_and(|worker| worker.state.broken_handoffs.are_all_from(self.id()))
         };
         witnesses.retain(is_one);
         let is_known = witnesses.iter().any(|worker| worker.as_ptr() == Arc::as_ptr(decode));
-        let is_witness = decode.broken_handoffs.are_all_from(self.id());
+        let is_witness = decode.state.broken_handoffs.are_all_from(self.id());
         if !is_known && witnesses.len() < ENOUGH && is_witness {
             witnesses.push(Arc::downgrade(decode));
         }
@@ -92,23 +92,23 @@ impl Worker {
     /// not any more.
     pub fn charge_as_source(&self) {
         self.charge_broken_handoff();
-        let witnesses = self.broken_handoffs.witnesses.lock().clone();
+        let witnesses = self.state.broken_handoffs.witnesses.lock().clone();
         for worker in witnesses.iter().filter_map(Weak::upgrade) {
-            worker.broken_handoffs.breaker.record_success(0);
+            worker.state.broken_handoffs.breaker.record_success(0);
             worker.tell_ranks();
         }
     }
 
     /// Charges this worker with a handoff that broke. Several in a row leave it out for a pause.
     pub fn charge_broken_handoff(&self) {
-        self.broken_handoffs.breaker.record_failure(0);
-        self.broken_handoffs.any.store(true, Ordering::Release);
+        self.state.broken_handoffs.breaker.record_failure(0);
+        self.state.broken_handoffs.any.store(true, Ordering::Release);
         self.tell_ranks();
     }
 
     /// Reports that a handoff, to this worker or from it, was taken.
     pub fn note_handoff_taken(&self) {
-        let BrokenHandoffs { breaker, any, sources, witnesses } = &self.broken_handoffs;
+        let BrokenHandoffs { breaker, any, sources, witnesses } = &self.state.broken_handoffs;
         // Read first: threads share the flag, and it is almost never set.
         if any.load(Ordering::Relaxed) && any.swap(false, Ordering::AcqRel) {
             sources.lock().clear();
@@ -121,7 +121,7 @@ impl Worker {
     /// Returns whether this worker is failing because several decode workers break on its handoffs.
     #[must_use]
     pub fn breaks_decode(&self) -> bool {
-        self.broken_handoffs.is_open() && self.broken_handoffs.witnesses.lock().len() >= ENOUGH
+        self.state.broken_handoffs.is_open() && self.state.broken_handoffs.witnesses.lock().len() >= ENOUGH
     }
 }
 
@@ -224,7 +224,7 @@ mod tests {
             breaks(&prefill[0], decode);
         }
         let kept = |worker: &Arc<Worker>| {
-            let BrokenHandoffs { sources, witnesses, .. } = &worker.broken_handoffs;
+            let BrokenHandoffs { sources, witnesses, .. } = &worker.state.broken_handoffs;
             sources.lock().len().max(witnesses.lock().len())
         };
         assert!(prefill.iter().chain(&decode).map(kept).all(|kept| kept <= ENOUGH));

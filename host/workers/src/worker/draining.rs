@@ -130,18 +130,18 @@ impl Worker {
     /// Returns whether an operator drains the worker.
     #[must_use]
     pub fn draining(&self) -> bool {
-        self.draining.load(Ordering::Acquire)
+        self.state.draining.load(Ordering::Acquire)
     }
 
     /// Returns whether the worker leaves when its requests have ended. Then it drains, too.
     #[must_use]
     pub fn leaving(&self) -> bool {
-        self.leaving.load(Ordering::Acquire)
+        self.state.leaving.load(Ordering::Acquire)
     }
 
     /// Lets the worker leave, or keeps it. This is independent of the draining that an operator asks for.
     pub fn set_leaving(&self, leaving: bool) {
-        self.leaving.store(leaving, Ordering::Release);
+        self.state.leaving.store(leaving, Ordering::Release);
         self.tell_ranks();
         if !leaving {
             self.move_streams(Drainer::Discovery, false);
@@ -150,7 +150,7 @@ impl Worker {
 
     /// Starts or ends draining. Running streams stay until their ends, see [`Worker::move_streams`].
     pub fn set_draining(&self, draining: bool) {
-        self.draining.store(draining, Ordering::Release);
+        self.state.draining.store(draining, Ordering::Release);
         self.tell_ranks();
         if !draining {
             self.move_streams(Drainer::Operator, false);
@@ -160,41 +160,33 @@ impl Worker {
     /// Asks the streams of a worker that drains to move to other workers at their next event, or no longer
     /// asks them to.
     pub fn move_streams(&self, drainer: Drainer, moves: bool) {
-        self.moves.set(drainer, moves);
+        self.state.moves.set(drainer, moves);
     }
 
     /// Returns the number of the drain that asks the worker's streams to move; 0: none does.
     #[must_use]
     pub fn asks_to_move(&self) -> u32 {
-        self.moves.asked.load(Ordering::Relaxed)
+        self.state.moves.asked.load(Ordering::Relaxed)
     }
 
     /// Begins the move of a stream; `None` while too many move.
     #[must_use]
     pub fn begin_move(&self) -> Option<StreamMove> {
-        self.moves.begin()
+        self.state.moves.begin()
     }
 
     /// Notes that a request stays until its end although the worker's streams were asked to move.
     pub fn note_stays(&self, reason: &'static str) {
-        *self.moves.track.lock().counts.stayed.entry(reason).or_default() += 1;
+        *self.state.moves.track.lock().counts.stayed.entry(reason).or_default() += 1;
     }
 
     /// Returns how many streams left the worker or stayed; `None` if they are not asked to move.
     #[must_use]
     pub fn move_counts(&self) -> Option<MoveCounts> {
-        let mut track = self.moves.track.lock();
+        let mut track = self.state.moves.track.lock();
         track.forget_long(Instant::now());
         let moving = u32::try_from(track.begun.len()).unwrap_or(u32::MAX);
         (self.asks_to_move() != 0).then(|| MoveCounts { moving, ..track.counts.clone() })
-    }
-
-    /// Drains as `before`, which is the same worker and has requests that still run.
-    pub(crate) fn drain_like(&mut self, before: &Self) {
-        self.draining.store(before.draining(), Ordering::Release);
-        self.leaving.store(before.leaving(), Ordering::Release);
-        self.moves = before.moves.clone();
-        self.tell_ranks();
     }
 }
 

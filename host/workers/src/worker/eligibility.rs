@@ -70,9 +70,9 @@ impl Worker {
         if self.pause().is_some() {
             return Some(Ineligible::Paused);
         }
-        let on_trial = self.suspect.load(Ordering::Acquire) && self.own_requests() > 0;
-        let is_paused = self.breaker.is_paused() || self.broken_handoffs.is_paused();
-        if on_trial || is_paused || self.refusing.is_doubted() {
+        let on_trial = self.state.suspect.load(Ordering::Acquire) && self.own_requests() > 0;
+        let is_paused = self.state.breaker.is_paused() || self.state.broken_handoffs.is_paused();
+        if on_trial || is_paused || self.state.refusing.is_doubted() {
             return Some(Ineligible::Failing);
         }
         self.is_at_capacity().then_some(Ineligible::AtCapacity)
@@ -96,16 +96,18 @@ impl Worker {
     /// Code that changes an input of [`Worker::ineligible`] calls this afterwards. The lock orders the calls,
     /// so that the last one has seen every change.
     pub(super) fn tell_ranks(&self) {
-        let _telling = self.telling.lock();
-        let conditional = self.spec.max_concurrency.is_some()
-            || self.suspect.load(Ordering::Acquire)
-            || self.back_pressure.is_noted()
-            || self.learned_limit.is_noted()
-            || self.warm_up.runs()
-            || self.refusing.is_doubted()
+        let told = self.state.told.lock();
+        let conditional = told.is_limited
+            || self.state.suspect.load(Ordering::Acquire)
+            || self.state.back_pressure.is_noted()
+            || self.state.learned_limit.is_noted()
+            || self.state.warm_up.runs()
+            || self.state.refusing.is_doubted()
             || self.is_failing();
-        let eligible = !conditional && self.ineligible().is_none();
-        self.ranks.iter().for_each(|rank| rank.set_surely_eligible(eligible));
+        // The worker's own description may be an earlier one, with a limit.
+        let is_eligible = || matches!(self.ineligible(), None | Some(Ineligible::AtCapacity));
+        let eligible = !conditional && is_eligible();
+        told.tell(eligible);
     }
 }
 
@@ -253,8 +255,8 @@ mod tests {
                     let sure: Vec<bool> = sure.collect();
                     assert!(sure == [false; 2] || worker.ineligible().is_none(), "after {change:?}");
                     // Nothing is asked of the worker while it is well.
-                    let suspect = worker.suspect.load(Ordering::Relaxed);
-                    let refused = worker.back_pressure.is_noted() || worker.learned_limit.is_noted();
+                    let suspect = worker.state.suspect.load(Ordering::Relaxed);
+                    let refused = worker.state.back_pressure.is_noted() || worker.state.learned_limit.is_noted();
                     let conditional = limited || suspect || refused || worker.is_failing();
                     let well = worker.ineligible().is_none() && !conditional;
                     assert_eq!(sure, [well; 2], "after {change:?}");
@@ -276,7 +278,7 @@ mod tests {
             tokio::time::advance(worker.pause().unwrap().left).await;
             assert!(worker.pause().is_none());
         }
-        assert!(failures > 0 && worker.breaker.is_open());
+        assert!(failures > 0 && worker.state.breaker.is_open());
     }
 
     #[test]
@@ -290,7 +292,7 @@ mod tests {
                 scope.spawn(|| (0..6).for_each(|_| worker.note_outcome(false)));
                 scope.spawn(|| worker.note_outcome(true));
             });
-            let well = worker.ineligible().is_none() && !worker.breaker.is_open();
+            let well = worker.ineligible().is_none() && !worker.state.breaker.is_open();
             assert!(worker.ranks.iter().all(|rank| rank.surely_eligible() == well));
         }
     }

@@ -110,17 +110,17 @@ impl Worker {
     /// Returns whether this gateway has as many requests on the worker as its engine takes, by its refusals.
     #[must_use]
     pub fn is_at_learned_limit(&self) -> bool {
-        self.learned_limit.known().is_some_and(|limit| self.own_requests() >= limit)
+        self.state.learned_limit.known().is_some_and(|limit| self.own_requests() >= limit)
     }
 
     /// Notes that the engine refused a request while `others` were in flight.
     pub(super) fn learn_limit(&self, others: u32, sent: Instant) {
-        self.learned_limit.refused(others, sent);
+        self.state.learned_limit.refused(others, sent);
     }
 
     /// Forgets what the refusals of another process told.
     pub(super) fn forget_limit(&self) {
-        if self.learned_limit.forget() {
+        if self.state.learned_limit.forget() {
             self.tell_ranks();
         }
     }

@@ -31,20 +31,20 @@ impl Worker {
     pub fn is_loading(&self) -> bool {
         self.health() == Health::Unknown
             && !self.is_misconfigured()
-            && !self.loading.refused.load(Ordering::Relaxed)
-            && self.loading.since.elapsed() < MAX_LOADING
+            && !self.state.loading.refused.load(Ordering::Relaxed)
+            && self.state.loading.since.elapsed() < MAX_LOADING
     }
 
     /// Returns whether the engine refuses the worker's key, or asks for one that the worker does not have.
     #[must_use]
     pub fn refuses_key(&self) -> bool {
-        self.loading.key_refused.load(Ordering::Relaxed)
+        self.state.loading.key_refused.load(Ordering::Relaxed)
     }
 
     /// Notes whether the engine cannot be verified or refuses the worker's key, and whether it is the key.
     pub(crate) fn set_refused(&self, refused: bool, key_refused: bool) {
-        self.loading.refused.store(refused, Ordering::Relaxed);
-        self.loading.key_refused.store(key_refused, Ordering::Relaxed);
+        self.state.loading.refused.store(refused, Ordering::Relaxed);
+        self.state.loading.key_refused.store(key_refused, Ordering::Relaxed);
     }
 }
 

@@ -15,14 +15,14 @@ impl OpenHandoff {
     /// Counts a handoff of the worker.
     #[must_use]
     pub fn new(prefill: Arc<Worker>) -> Self {
-        prefill.open_handoffs.fetch_add(1, Ordering::AcqRel);
+        prefill.state.open_handoffs.fetch_add(1, Ordering::AcqRel);
         Self { prefill }
     }
 }
 
 impl Drop for OpenHandoff {
     fn drop(&mut self) {
-        self.prefill.open_handoffs.fetch_sub(1, Ordering::AcqRel);
+        self.prefill.state.open_handoffs.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
@@ -31,7 +31,7 @@ impl Worker {
     /// [`Worker::own_requests`] first.
     #[must_use]
     pub fn open_handoffs(&self) -> u32 {
-        self.open_handoffs.load(Ordering::Acquire)
+        self.state.open_handoffs.load(Ordering::Acquire)
     }
 }
 

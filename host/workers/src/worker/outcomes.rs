@@ -10,23 +10,23 @@ impl Worker {
     /// Returns whether the last requests failed, so that another failure says nothing about its request.
     #[must_use]
     pub fn is_failing(&self) -> bool {
-        self.breaker.is_open() || self.broken_handoffs.is_open()
+        self.state.breaker.is_open() || self.state.broken_handoffs.is_open()
     }
 
     /// Reports the outcome of a leg. Several consecutive failures open the worker's breaker, and so do many
     /// among its last legs.
     pub fn note_outcome(&self, ok: bool) {
-        let outcomes = self.outcomes.fetch_add(1, Ordering::Relaxed) + 1;
+        let outcomes = self.state.outcomes.fetch_add(1, Ordering::Relaxed) + 1;
         if ok {
             self.note_answered();
-            self.breaker.record_success(outcomes);
-            let is_conditional = self.spec.max_concurrency.is_some() || self.learned_limit.is_noted();
+            self.state.breaker.record_success(outcomes);
+            let is_conditional = self.spec.max_concurrency.is_some() || self.state.learned_limit.is_noted();
             // A concurrent failure may have updated the ranks before the breaker closed.
-            if self.learned_limit.served() || (!is_conditional && !self.is_surely_eligible()) {
+            if self.state.learned_limit.served() || (!is_conditional && !self.is_surely_eligible()) {
                 self.tell_ranks();
             }
         } else {
-            self.breaker.record_failure(outcomes);
+            self.state.breaker.record_failure(outcomes);
             self.tell_ranks();
         }
     }

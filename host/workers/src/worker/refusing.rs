@@ -58,30 +58,30 @@ impl Worker {
     /// Reports that the engine refused a request as the client's error. Returns whether it refused so many in
     /// a row that another worker should be asked.
     pub fn note_refused_request(&self) -> bool {
-        self.refusing.in_row.fetch_add(1, Ordering::Relaxed) >= MAX_IN_ROW - 1
+        self.state.refusing.in_row.fetch_add(1, Ordering::Relaxed) >= MAX_IN_ROW - 1
     }
 
     /// Returns whether the engine refused a request as the client's error since it last answered one.
     #[must_use]
     pub fn refuses_requests(&self) -> bool {
-        self.refusing.in_row.load(Ordering::Relaxed) > 0
+        self.state.refusing.in_row.load(Ordering::Relaxed) > 0
     }
 
     /// Returns what the engine answered to a request that another worker took, until it answers one.
     #[must_use]
     pub fn refusal_reason(&self) -> Option<Arc<String>> {
-        self.refusing.reason.load_full()
+        self.state.refusing.reason.load_full()
     }
 
     /// Reports that the engine did not allow an abort. Returns whether that is the first time.
     pub fn note_abort_not_allowed(&self) -> bool {
-        !self.refusing.aborts.swap(true, Ordering::Relaxed)
+        !self.state.refusing.aborts.swap(true, Ordering::Relaxed)
     }
 
     /// Begins to ask another worker about a request that this one refused.
     #[must_use]
     pub fn doubt(self: &Arc<Self>) -> Doubt {
-        self.refusing.doubts.fetch_add(1, Ordering::AcqRel);
+        self.state.refusing.doubts.fetch_add(1, Ordering::AcqRel);
         self.tell_ranks();
         Doubt(self.clone())
     }
@@ -89,24 +89,24 @@ impl Worker {
     /// Reports that the engine refused the key that the gateway sent. Returns how many such reports had no
     /// line in the log since the last one, if a line is due.
     pub fn note_refused_key(&self) -> Option<u64> {
-        self.refusing.key.store(true, Ordering::Relaxed);
-        self.refusing.key_lines.due()
+        self.state.refusing.key.store(true, Ordering::Relaxed);
+        self.state.refusing.key_lines.due()
     }
 
     /// Returns whether the engine refused the gateway's key since it last answered a request.
     #[must_use]
     pub fn refuses_key_of_requests(&self) -> bool {
-        self.refusing.key.load(Ordering::Relaxed)
+        self.state.refusing.key.load(Ordering::Relaxed)
     }
 
     /// Forgets the refusals: the engine answered a request.
     pub(super) fn takes_requests(&self) {
         if self.refuses_key_of_requests() {
-            self.refusing.key.store(false, Ordering::Relaxed);
+            self.state.refusing.key.store(false, Ordering::Relaxed);
         }
         if self.refuses_requests() {
-            self.refusing.in_row.store(0, Ordering::Relaxed);
-            if self.refusing.reason.swap(None).is_some() {
+            self.state.refusing.in_row.store(0, Ordering::Relaxed);
+            if self.state.refusing.reason.swap(None).is_some() {
                 tracing::info!(worker = %self.id(), "worker answers requests again");
             }
         }
@@ -121,11 +121,11 @@ impl Doubt {
         if !worker.refuses_requests() {
             return false;
         }
-        let is_new = worker.refusing.reason.swap(Some(Arc::new(reason))).is_none();
+        let is_new = worker.state.refusing.reason.swap(Some(Arc::new(reason))).is_none();
         // A success in between must not leave the reason behind.
-        worker.refusing.in_row.fetch_max(MAX_IN_ROW, Ordering::Relaxed);
-        if !worker.breaker.is_paused() {
-            worker.breaker.trip();
+        worker.state.refusing.in_row.fetch_max(MAX_IN_ROW, Ordering::Relaxed);
+        if !worker.state.breaker.is_paused() {
+            worker.state.breaker.trip();
         }
         is_new
     }
@@ -133,7 +133,7 @@ impl Doubt {
     /// The other worker refused the request, too: it was wrong. A worker that is known to refuse what others
     /// take stays so until it answers a request.
     pub fn refute(self) {
-        let refusing = &self.0.refusing;
+        let refusing = &self.0.state.refusing;
         if refusing.reason.load().is_none() {
             refusing.in_row.store(0, Ordering::Relaxed);
         }
@@ -142,7 +142,7 @@ impl Doubt {
 
 impl Drop for Doubt {
     fn drop(&mut self) {
-        self.0.refusing.doubts.fetch_sub(1, Ordering::AcqRel);
+        self.0.state.refusing.doubts.fetch_sub(1, Ordering::AcqRel);
         self.0.tell_ranks();
     }
 }

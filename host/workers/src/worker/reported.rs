@@ -41,25 +41,25 @@ impl Worker {
     /// Returns what the engine last reported of itself.
     #[must_use]
     pub fn facts(&self) -> Arc<EngineFacts> {
-        self.facts.load_full()
+        self.state.facts.load_full()
     }
 
     /// Returns the first two numbers of the engine's version, if the engine reports it.
     #[must_use]
     pub fn engine_version(&self) -> Option<(u32, u32)> {
-        self.facts.load().version.as_deref().and_then(major_minor)
+        self.state.facts.load().version.as_deref().and_then(major_minor)
     }
 
     /// Returns the engine id of a rank, if it was read.
     #[must_use]
     pub fn engine_id(&self, rank: DpRank) -> Option<String> {
-        self.engine_ids.load().as_deref()?.get(rank.0 as usize).cloned()
+        self.state.engine_ids.load().as_deref()?.get(rank.0 as usize).cloned()
     }
 
     /// Stores the engine ids by rank. Returns true if others were known before.
     pub(crate) fn set_engine_ids(&self, ids: Vec<String>) -> bool {
         let new = Arc::new(ids);
-        let earlier = self.engine_ids.swap(Some(new.clone()));
+        let earlier = self.state.engine_ids.swap(Some(new.clone()));
         earlier.is_some_and(|earlier| earlier != new)
     }
 
@@ -71,7 +71,7 @@ impl Worker {
         let is_known = || {
             (self.spec.engine, self.spec.transport) == (Engine::Vllm, KvTransport::Nixl)
                 && self.engine_version() >= Some((0, 33))
-                && !self.facts.load().takes_global_ranks
+                && !self.state.facts.load().takes_global_ranks
         };
         self.spec.prefill_cancellable.unwrap_or_else(is_known)
     }
@@ -82,30 +82,30 @@ impl Worker {
         let total_blocks = value(self.spec.total_blocks, facts.total_blocks);
         let block_size = value(self.spec.block_size, facts.block_size);
         self.ranks.iter().for_each(|rank| rank.view().set_capacity(total_blocks, block_size));
-        self.facts.store(Arc::new(facts));
+        self.state.facts.store(Arc::new(facts));
     }
 
     /// Returns the longest context of a model, tokens, if the engine reports it.
     #[must_use]
     pub fn context_length(&self, model: &ModelName) -> Option<u32> {
-        self.context_lengths.load().get(model.as_str()).copied()
+        self.state.context_lengths.load().get(model.as_str()).copied()
     }
 
     /// Stores the longest context of each model that the engine reports. Returns true if one changed.
     pub(crate) fn set_context_lengths(&self, lengths: Vec<(String, u32)>) -> bool {
         let new = Arc::new(lengths.into_iter().collect());
-        let earlier = self.context_lengths.swap(Arc::clone(&new));
+        let earlier = self.state.context_lengths.swap(Arc::clone(&new));
         earlier != new
     }
 
     /// Returns how often the engine's models were read.
     pub(crate) fn model_readings(&self) -> u32 {
-        self.model_readings.load(Ordering::Acquire)
+        self.state.model_readings.load(Ordering::Acquire)
     }
 
     /// The engine's models were read.
     pub(crate) fn note_models_read(&self) {
-        self.model_readings.fetch_add(1, Ordering::Release);
+        self.state.model_readings.fetch_add(1, Ordering::Release);
     }
 
     /// Returns the load figures of the engine, all of its ranks together, if they are known.
@@ -113,41 +113,41 @@ impl Worker {
     pub fn engine_load(&self) -> Option<EngineLoad> {
         let mut loads = self.ranks.iter().filter_map(|rank| rank.view().engine_load());
         let first = loads.next()?;
-        let by_rank = self.loads_by_rank.load(Ordering::Acquire);
+        let by_rank = self.state.loads_by_rank.load(Ordering::Acquire);
         Some(if by_rank { loads.fold(first, EngineLoad::and) } else { first })
     }
 
     /// Stores the engine's load figures for each of its ranks, `None` when they are not known any more.
     pub fn set_engine_load(&self, load: Option<EngineLoad>) {
-        self.loads_by_rank.store(false, Ordering::Release);
+        self.state.loads_by_rank.store(false, Ordering::Release);
         self.ranks.iter().for_each(|rank| rank.view().set_engine_load(load));
     }
 
     /// Stores the load figures of each rank, `None` for those that are not known.
     pub(crate) fn set_rank_loads(&self, loads: &[Option<EngineLoad>]) {
-        self.loads_by_rank.store(true, Ordering::Release);
+        self.state.loads_by_rank.store(true, Ordering::Release);
         self.ranks.iter().zip(loads).for_each(|(rank, load)| rank.view().set_engine_load(*load));
     }
 
     /// Returns whether the engine reports every load figure, also if they do not count now.
     #[must_use]
     pub fn reports_load(&self) -> bool {
-        self.reports_load.load(Ordering::Relaxed)
+        self.state.reports_load.load(Ordering::Relaxed)
     }
 
     pub(crate) fn set_reports_load(&self, reports: bool) {
-        self.reports_load.store(reports, Ordering::Relaxed);
+        self.state.reports_load.store(reports, Ordering::Relaxed);
     }
 
     /// Returns whether the engine sleeps: it lives, and serves no request until it is woken.
     #[must_use]
     pub fn is_asleep(&self) -> bool {
-        self.asleep.load(Ordering::Acquire)
+        self.state.asleep.load(Ordering::Acquire)
     }
 
     /// Sets whether the engine sleeps. Returns true if it changed.
     pub fn set_asleep(&self, asleep: bool) -> bool {
-        let changed = self.asleep.swap(asleep, Ordering::AcqRel) != asleep;
+        let changed = self.state.asleep.swap(asleep, Ordering::AcqRel) != asleep;
         if changed {
             self.tell_ranks();
         }
@@ -157,12 +157,12 @@ impl Worker {
     /// Returns whether an operator paused the engine: it lives, and requests wait until it resumes.
     #[must_use]
     pub fn is_engine_paused(&self) -> bool {
-        self.engine_paused.load(Ordering::Acquire)
+        self.state.engine_paused.load(Ordering::Acquire)
     }
 
     /// Sets whether the engine is paused. Returns true if it changed.
     pub(crate) fn set_engine_paused(&self, paused: bool) -> bool {
-        let changed = self.engine_paused.swap(paused, Ordering::AcqRel) != paused;
+        let changed = self.state.engine_paused.swap(paused, Ordering::AcqRel) != paused;
         if changed {
             self.tell_ranks();
         }
@@ -172,16 +172,16 @@ impl Worker {
     /// Returns what the configuration and the engine contradict each other about.
     #[must_use]
     pub fn contradiction(&self) -> Option<Arc<Contradiction>> {
-        self.contradiction.load_full()
+        self.state.contradiction.load_full()
     }
 
     /// Stores the contradiction between the configuration and the engine. While there is one, the worker is
     /// not eligible. Returns true if it changed.
     pub(crate) fn set_contradiction(&self, contradiction: Option<Contradiction>) -> bool {
-        self.misconfigured.store(contradiction.is_some(), Ordering::Release);
+        self.state.misconfigured.store(contradiction.is_some(), Ordering::Release);
         self.tell_ranks();
         let new = contradiction.map(Arc::new);
-        let changed = new != self.contradiction.swap(new.clone());
+        let changed = new != self.state.contradiction.swap(new.clone());
         if changed {
             self.set_problem(new.map(|contradiction| contradiction.to_string()));
         }
@@ -191,17 +191,17 @@ impl Worker {
     /// Returns whether the engine contradicts the worker's description.
     #[must_use]
     pub fn is_misconfigured(&self) -> bool {
-        self.misconfigured.load(Ordering::Acquire)
+        self.state.misconfigured.load(Ordering::Acquire)
     }
 
     /// Returns the problem that the last probe found, for operators.
     #[must_use]
     pub fn problem(&self) -> Option<Arc<String>> {
-        self.problem.load_full()
+        self.state.problem.load_full()
     }
 
     /// Stores the problem that a probe found.
     pub(crate) fn set_problem(&self, problem: Option<String>) {
-        self.problem.store(problem.map(Arc::new));
+        self.state.problem.store(problem.map(Arc::new));
     }
 }

@@ -18,14 +18,14 @@ impl Worker {
     /// Reserves a place.
     #[must_use]
     pub fn reserve(&self) -> Reservation {
-        self.reserved.fetch_add(1, Ordering::Relaxed);
-        Reservation { places: self.reserved.clone() }
+        self.state.reserved.fetch_add(1, Ordering::Relaxed);
+        Reservation { places: self.state.reserved.clone() }
     }
 
     /// Number of places that are reserved.
     #[must_use]
     pub fn reserved(&self) -> u32 {
-        self.reserved.load(Ordering::Relaxed)
+        self.state.reserved.load(Ordering::Relaxed)
     }
 }
 

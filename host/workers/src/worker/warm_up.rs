@@ -127,18 +127,18 @@ impl Drop for WarmUp {
 impl Worker {
     /// Records that another process serves, or will.
     pub(crate) fn note_new_process(&self) {
-        self.warm_up.is_new.store(true, Ordering::Release);
+        self.state.warm_up.is_new.store(true, Ordering::Release);
         self.forget_limit();
     }
 
     /// Begins the warm-up of a process that is healthy for the first time.
     pub(super) fn begin_warm_up(&self) {
-        self.warm_up.begin_if_new();
+        self.state.warm_up.begin_if_new();
     }
 
     /// Ends the warm-up when its time is over.
     pub(crate) fn end_warm_up(&self) {
-        if self.warm_up.end() {
+        if self.state.warm_up.end() {
             self.tell_ranks();
         }
     }
@@ -146,29 +146,29 @@ impl Worker {
     /// Returns the part of its share that a worker gets that just started, below 1; `None`: all of it.
     #[must_use]
     pub fn warm_up_share(&self) -> Option<f64> {
-        self.warm_up.share()
+        self.state.warm_up.share()
     }
 
     /// Returns whether a worker of the registry warms up.
     #[must_use]
     pub fn any_warms_up(&self) -> bool {
-        self.warm_up.shared.running.load(Ordering::Relaxed) > 0
+        self.state.warm_up.shared.running.load(Ordering::Relaxed) > 0
     }
 
     /// Returns whether the worker may be chosen beside others: it has warmed up, or has a turn.
     #[must_use]
     pub fn has_turn(&self) -> bool {
-        self.warm_up.share().is_none() || self.warm_up.turn.load(Ordering::Relaxed) >= TURN
+        self.state.warm_up.share().is_none() || self.state.warm_up.turn.load(Ordering::Relaxed) >= TURN
     }
 
     /// Counts a decision over a pool of this number of candidates, of which this is one.
     pub fn count_decision(&self, pool: usize) {
-        self.warm_up.count(pool);
+        self.state.warm_up.count(pool);
     }
 
     /// The worker was chosen.
     pub fn take_turn(&self) {
-        self.warm_up.take_turn();
+        self.state.warm_up.take_turn();
     }
 }
 

@@ -170,6 +170,25 @@ impl Running {
 }
 
 #[tokio::test]
+async fn p8_an_etcd_that_lost_its_data_keeps_its_workers_until_it_is_read_again() {
+    let Some(mut etcd) = Etcd::start().await else { return };
+    for id in 1..=2 {
+        etcd.worker(id, 0).await;
+    }
+    let running = run(vec![etcd.url()]);
+    running.until_ids("the keys are read", 1..=2).await;
+    etcd.kill();
+    etcd.data = tempfile::tempdir().unwrap();
+    etcd.restart().await;
+    // P8.9: fewer than `removal_min`
+    running.until("the removal waits", |running| running.fleet.status().sources[2].held == 2).await;
+    assert_eq!(running.ids(), [1, 2]);
+    etcd.worker(1, 0).await;
+    running.until("one is back", |running| running.fleet.status().sources[2].held == 1).await;
+    running.until_ids("the other one is gone", [1]).await;
+}
+
+#[tokio::test]
 async fn p8_keys_are_followed_over_changes_leases_compaction_and_restarts() {
     let Some(mut etcd) = Etcd::start().await else { return };
     for id in 1..=4 {

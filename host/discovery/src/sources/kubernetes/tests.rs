@@ -422,6 +422,16 @@ async fn p9_nulls_of_the_api_server_are_empty_and_an_unreadable_object_keeps_its
     running.until_hosts("a pod without an address", &[]).await;
 }
 
+#[test]
+fn p9_a_list_without_objects_may_be_null() {
+    for items in ["", r#","items":null"#, r#","items":[]"#] {
+        let page = format!(r#"{{"metadata":{{"resourceVersion":"7"}}{items}}}"#);
+        let page: List = serde_json::from_str(&page).unwrap();
+        // P9.10
+        assert_eq!(page.items.iter().flatten().count(), 0);
+    }
+}
+
 #[tokio::test]
 async fn p9_a_port_of_a_sidecar_has_a_name_too() {
     let api = ApiServer::start().await.unwrap();
