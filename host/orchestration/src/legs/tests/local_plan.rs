@@ -25,7 +25,7 @@ fn fails(failed: Failed) -> Event {
 fn d4_a_plan_that_is_refused_costs_no_retry() {
     // D4.10
     let legs = planned(NO_RETRY, true, &[(E::PlanRefused, &[A::Route(Leg::Prefill)])]);
-    assert_eq!((legs.answering(), legs.follows_plan(), legs.attempt()), (Leg::Decode, false, 2));
+    assert_eq!((legs.answering(), legs.follows_plan(), legs.attempt()), (Leg::Decode, false, 1));
     // D4.9: without a pair
     let legs = planned(NO_RETRY, false, &[(E::PlanRefused, &[A::Route(Leg::Aggregated)])]);
     assert_eq!((legs.answering(), legs.follows_plan()), (Leg::Aggregated, false));
