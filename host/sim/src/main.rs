@@ -1,7 +1,6 @@
 //! `pointsman-sim`: runs one engine as a process.
 
 use clap::Parser;
-use pointsman_cli::parse;
 use pointsman_sim::cli::SimArgs;
 
 /// Simulates an inference engine with the HTTP interface of vLLM, SGLang or a plain OpenAI server.
@@ -16,7 +15,7 @@ struct Cli {
 }
 
 fn main() -> anyhow::Result<()> {
-    let cli: Cli = parse();
+    let cli = Cli::parse();
     tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
         // Otherwise a line that cannot be written ends the request with a panic.

@@ -58,7 +58,7 @@ fn invalid_settings_are_refused_with_their_values() {
         (["--fault", "{}"], "missing field `kind`"),
         (["--itl-ms", "-5"], "`-5`"),
     ] {
-        // T4.1
+        let args = [format!("{}={}", args[0], args[1])];
         let output = Command::new(env!("CARGO_BIN_EXE_pointsman-sim")).args(args).output().unwrap();
         let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(!output.status.success() && stderr.contains(said), "{stderr}");
