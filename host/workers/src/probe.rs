@@ -28,6 +28,7 @@ mod figures;
 mod gauges;
 mod health;
 mod load;
+mod load_figures;
 mod loads;
 mod models;
 mod one_token;

@@ -334,7 +334,7 @@ fn c6_mooncake_legs_share_a_transfer_id_and_decode_names_the_prefill_engine() {
 
 #[test]
 fn c7_the_end_of_a_mooncake_prefill_is_read_whatever_its_usage() {
-    let mooncake = connector_for(&spec(&format!("{NIXL},transport=mooncake")));
+    let mooncake = connector_for(&spec(&format!("{NIXL},transport=mooncake,bootstrap_port=8998")));
     for usage in ["[]", r#"{"cache_read_input_tokens":-1}"#, "null"] {
         let answer = format!(r#"{{"type":"message","stop_reason":"end_turn","usage":{usage}}}"#);
         // C7.10, C8.6

@@ -35,8 +35,8 @@ impl Drive {
         self.report(Event::PlanRefused);
     }
 
-    /// Returns whether a pair may take the request over and prefill would begin at once. Otherwise another worker
-    /// that prefills its own prompts is quicker, and an engine's refusal is the answer.
+    /// Returns whether a pair may take the request over and prefill would begin at once. Otherwise another
+    /// worker that prefills its own prompts is quicker, and an engine's refusal is the answer.
     fn pair_is_free(&self, tried: &[CandidateId]) -> bool {
         self.pair_takes_over(tried) && self.is_free(Leg::Prefill, &[])
     }
@@ -57,8 +57,8 @@ impl Drive {
         is_about_prompt && is_planned && self.account.tokens() == 0 && self.pair_is_free(&[])
     }
 
-    /// Returns whether another worker is asked about a request that this one refused, and whether the pair is. A
-    /// worker with room for more context is the better one.
+    /// Returns whether another worker is asked about a request that this one refused, and whether the pair
+    /// is. A worker with room for more context is the better one.
     pub(super) fn second_try(
         &mut self,
         leg: Leg,

@@ -93,17 +93,15 @@ impl Lab<'_> {
         let query = self.query(number, request, Leg::Decode, seed);
         let router = &self.gateways.of(number).router;
         let decided = router.plan(&query, Purpose::Route);
-        let runs_locally = splittable.may_run_locally()
-            && matches!(decided.plan, Plan::Local)
-            && !router.prefill_refuses(&query);
+        let is_local = matches!(decided.plan, Plan::Local) && splittable.may_run_locally();
+        let runs_locally = is_local && !router.prefill_refuses(&query);
         if let Some(reason) = decided.fallback {
             *self.fallbacks.entry(reason).or_insert(0) += 1;
         }
-        let shape = match decided.plan {
-            Plan::Shed(_) => return Err(Ended::Shed),
-            Plan::Local if runs_locally => Shape::Aggregated,
-            Plan::Local | Plan::Remote => Shape::Remote,
-        };
+        if matches!(decided.plan, Plan::Shed(_)) {
+            return Err(Ended::Shed);
+        }
+        let shape = if runs_locally { Shape::Aggregated } else { Shape::Remote };
         Ok(RequestPlan {
             planned: decided.decode.filter(|_| shape == Shape::Aggregated),
             decode_override: decided.learns.then_some(Override {

@@ -69,8 +69,8 @@ impl Router {
         })
     }
 
-    /// Returns whether the policies of the slot `prefill` refuse a request: one that its decode worker is planned
-    /// to prefill passes them by. `query` is the decode leg's.
+    /// Returns whether the policies of the slot `prefill` refuse a request: one that its decode worker is
+    /// planned to prefill passes them by. `query` is the decode leg's.
     #[must_use]
     pub fn prefill_refuses(&self, query: &Query<'_>) -> bool {
         let pairing = Pairing::default();

@@ -72,8 +72,8 @@ impl EngineCell {
 }
 
 impl RankView<'_> {
-    /// Returns the load figures of the rank, if they are known; those of the whole engine if it reports none of
-    /// its ranks.
+    /// Returns the load figures of the rank, if they are known; those of the whole engine if it reports none
+    /// of its ranks.
     #[must_use]
     pub fn engine_load(&self) -> Option<EngineLoad> {
         let millis = self.engine.read_at.load(Ordering::Acquire).checked_sub(1)?;

@@ -5,8 +5,9 @@
 use std::collections::BTreeMap;
 
 use super::{
-    exposition::{Sample, samples},
+    exposition::samples,
     gauges::{Gauge, Gauges},
+    load_figures::{LoadFigures, is, is_part, rank_label},
 };
 use crate::activity::{EngineProgress, EngineSigns};
 
@@ -32,16 +33,6 @@ const CREATED: [&str; 3] =
     ["vllm:prompt_tokens_created", "sglang:prompt_tokens_created", "trtllm:prompt_tokens_created"];
 const SLEEP_STATE: [&str; 1] = ["vllm:engine_sleep_state"];
 
-/// Load and progress of an engine or of one of its ranks; `None` for figures that are missing.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct LoadFigures {
-    pub(super) running: Option<u32>,
-    pub(super) waiting: Option<u32>,
-    pub(super) kv_usage: Option<f32>,
-    pub(super) kv_tokens: Option<u64>,
-    pub(super) progress: EngineProgress,
-}
-
 /// Figures of an engine's metrics; `None` for those that are missing.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Figures {
@@ -56,26 +47,6 @@ pub(super) struct Figures {
     /// When the first of its counters was created.
     pub(super) created: Option<f64>,
 }
-
-impl LoadFigures {
-    /// Returns whether any load figure is known.
-    pub(super) fn has_load(&self) -> bool {
-        self.known().contains(&true)
-    }
-
-    /// Returns which figures are known, in the order of [`LOAD_NAMES`].
-    pub(super) fn known(&self) -> [bool; 3] {
-        [self.running.is_some(), self.waiting.is_some(), self.kv_usage.is_some()]
-    }
-
-    /// Returns whether requests run or wait, as the engine says.
-    pub(super) fn claims_work(&self) -> bool {
-        self.running.is_some_and(|running| running > 0) || self.waiting.is_some_and(|waiting| waiting > 0)
-    }
-}
-
-/// Names of the load figures in `GET /workers` and in the log.
-pub(super) const LOAD_NAMES: [&str; 3] = ["running", "waiting", "kv_usage"];
 
 impl Figures {
     /// Returns the figures of a rank, the label of whose worker's first rank is `first`. If no gauge has such
@@ -143,11 +114,6 @@ pub(super) fn figures(metrics: &[u8]) -> Figures {
     figures
 }
 
-/// Returns the label of the sample's data-parallel rank; empty if it has none.
-pub(super) fn rank_label<'a>(sample: &Sample<'a>) -> &'a str {
-    sample.label("dp_rank").or_else(|| sample.label("engine")).unwrap_or_default()
-}
-
 /// Returns where the total of a counter of this name is kept.
 fn counter(name: &str) -> Option<fn(&mut EngineProgress) -> &mut Option<u64>> {
     COUNTERS.iter().find(|(names, _)| is_one_of(name, names)).map(|(_, total)| *total)
@@ -160,21 +126,8 @@ fn add(total: &mut Option<u64>, sample: f64) {
     *total = Some(total.unwrap_or(0).saturating_add(value));
 }
 
-/// Returns whether the series counts requests of one priority only, which are in the total, too (SGLang).
-pub(super) fn is_part(sample: &Sample<'_>) -> bool {
-    sample.label("priority").is_some_and(|priority| !priority.is_empty())
-}
-
 fn is_one_of(name: &str, names: &[&str]) -> bool {
     names.iter().any(|known| is(name, known))
-}
-
-/// Returns whether `name` is an engine's form of the name `known`.
-pub(super) fn is(name: &str, known: &str) -> bool {
-    let name = name.strip_prefix("ray_").unwrap_or(name);
-    let Some((engine, figure)) = known.split_once(':') else { return false };
-    let Some(rest) = name.strip_prefix(engine) else { return false };
-    rest.strip_prefix([':', '_']) == Some(figure)
 }
 
 #[cfg(test)]

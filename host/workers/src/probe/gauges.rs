@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::{
     exposition::Sample,
-    figures::{LoadFigures, is, is_part, rank_label},
+    load_figures::{LoadFigures, is, is_part, rank_label},
 };
 use crate::activity::EngineProgress;
 

@@ -7,7 +7,8 @@ use tokio::time::Instant;
 
 use super::{
     MAX_LOAD_FAILURES, Probe,
-    figures::{Figures, LOAD_NAMES, LoadFigures},
+    figures::Figures,
+    load_figures::{LOAD_NAMES, LoadFigures},
 };
 use crate::{columns::EngineLoad, id::DpRank, log_limit::LogLimit, worker::Health};
 

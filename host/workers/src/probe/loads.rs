@@ -3,7 +3,7 @@
 
 use serde::Deserialize;
 
-use super::figures::{Figures, LoadFigures};
+use super::{figures::Figures, load_figures::LoadFigures};
 
 /// Where SGLang tells its load.
 pub(super) const LOADS: &str = "/v1/loads?include=core";

@@ -1,5 +1,5 @@
-//! A worker whose description changed. The engine is the same, so what the gateway knows of it stays, and what
-//! runs on it counts.
+//! A worker whose description changed. The engine is the same, so what the gateway knows of it stays, and
+//! what runs on it counts.
 
 use std::sync::Arc;
 

@@ -12,8 +12,8 @@ use crate::{
 };
 
 impl ManagedSlot {
-    /// Returns the spec of a lane. Settings that are for a policy by name are for any once the active lane has
-    /// a file, which gets them as well. Otherwise the name is the one that this policy gives itself.
+    /// Returns the spec of a lane. Settings that are for a policy by name are for any once the active lane
+    /// has a file, which gets them as well. Otherwise the name is the one that this policy gives itself.
     pub(super) fn spec_now(&self, mode: Lane, builder: &ProgramBuilder) -> LaneSpec {
         let mut spec = self.spec_of(mode).clone();
         if let Some(InheritedBy::Named(name)) = &mut spec.inherited_by {
