@@ -66,9 +66,13 @@ async fn describe(cluster: &TestCluster, engine: &RawEngine, more: &Value) {
     assert_eq!(cluster.admin.post("/workers", &[], body.to_string()).await.unwrap().status, 200);
 }
 
+/// The worker of the list, with the number of requests on all of its ranks.
 async fn worker(cluster: &TestCluster) -> Value {
-    let list = cluster.admin.get("/workers").await.unwrap().json().unwrap();
-    list["workers"][0].clone()
+    let mut list = cluster.admin.get("/workers").await.unwrap().json().unwrap();
+    let mut worker = list["workers"][0].take();
+    let ranks = worker["ranks"].as_array().into_iter().flatten();
+    worker["active_requests"] = ranks.filter_map(|rank| rank["active_requests"].as_u64()).sum::<u64>().into();
+    worker
 }
 
 /// Waits until the worker fits.
