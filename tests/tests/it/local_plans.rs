@@ -331,7 +331,10 @@ async fn d4_a_busy_pair_is_not_waited_for() {
     let builder = builder.sim(Dialect::Vllm, Role::Decode).sim(Dialect::Vllm, Role::Aggregated);
     let cluster = start(builder).await;
     let others = async {
-        let busy = |cluster: &TestCluster| generations(cluster, 0) == 1;
+        let busy = |cluster: &TestCluster| {
+            let snapshot = cluster.gateway.state().registry.snapshot();
+            snapshot.get(WorkerId(1)).is_some_and(|prefill| prefill.active_requests() == 1)
+        };
         cluster.until("the prefill worker is busy", busy).await.unwrap();
         cluster.sims[1].set_faults(vec![status(500)]);
         let failed = post(&cluster, json!({})).await;
