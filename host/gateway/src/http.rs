@@ -145,8 +145,7 @@ pub(crate) fn endpoints() -> Router<DataThread> {
     }
     routes
         .route(Endpoint::Realtime.path(), get(realtime::serve))
-        // OpenAI has endpoints here that no engine has, such as `compact`: they are not ids of responses.
-        .route("/v1/responses/{id}", get(responses::one).delete(responses::one).post(unknown_url))
+        .route("/v1/responses/{id}", get(responses::one).delete(responses::one))
         .route("/v1/responses/{id}/cancel", post(responses::cancel))
         .route("/v1/route", post(preview::route))
         .route("/v1/models", get(models::list))
