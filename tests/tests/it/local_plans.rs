@@ -225,7 +225,7 @@ async fn d4_a_planned_worker_has_to_be_within_the_limits_of_both_legs() {
         let preview = cluster.client.post("/v1/route", &[], chat(json!({}))).await.unwrap();
         let reply = post(&cluster, json!({})).await;
         if leg == Leg::Decode {
-            // No decode worker is free, whoever prefills.
+            // No decode worker is free, wherever the prompt is prefilled.
             assert_eq!((preview.status.as_u16(), reply.status.as_u16()), (529, 529), "{reply:?}");
         } else {
             // D4.10

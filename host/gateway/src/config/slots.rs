@@ -200,7 +200,7 @@ impl SlotEntry {
         self.named().is_some_and(|name| trial.builtin.as_ref().or(trial.policy.as_ref()) == Some(name))
     }
 
-    /// Returns which policy in a trial's file gets the settings; `None` if there are none.
+    /// Returns the policy in a trial's file that gets the slot's settings; `None` if there are no settings.
     fn inherited_by(&self) -> Option<InheritedBy> {
         let any_or_named = self.named().map_or(InheritedBy::Any, |name| InheritedBy::Named(name.clone()));
         (!self.settings.is_empty()).then_some(any_or_named)

@@ -4,8 +4,8 @@ use http::{HeaderMap, header};
 
 use super::CallError;
 
-/// Refuses a content coding, because none was asked for. `identity` is none, and so is an empty value
-/// (I3.26).
+/// Refuses an answer with a content coding, because the gateway asked for an answer without one. `identity`
+/// and an empty value mean no coding (I3.26).
 pub(super) fn refuse(headers: &HeaderMap) -> Result<(), CallError> {
     let values = headers.get_all(header::CONTENT_ENCODING).iter();
     let mut codings = values.flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
