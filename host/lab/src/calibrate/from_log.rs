@@ -11,16 +11,16 @@ use pointsman_decision_log::{FileHeader, LoggedBlocks, LoggedRequest};
 use pointsman_workers::Role;
 
 use self::{
-    fit_legs::{fit_links, fit_role, held_out},
+    fit_legs::{fit_links, fit_role, fits_prompts, held_out, take_prompt_times},
     legs::Load,
 };
-use super::{CalibrateError, Calibration, Capacity, HeldOut, KnownCapacity, report::term_warnings};
+use super::{CalibrateError, Calibration, Capacity, Fit, HeldOut, KnownCapacity, report::term_warnings};
 use crate::{
     decision_log::{
         reader::{ReadStats, files, read},
         time::moment,
     },
-    fleet::Fleet,
+    fleet::{EngineGroup, Fleet},
 };
 
 mod fit_legs;
@@ -169,32 +169,9 @@ fn of_model(
 fn calibrate_requests(requests: &[LoggedRequest], capacity: Capacity) -> Result<Calibration, CalibrateError> {
     let load = Load::of(requests);
     let boundary_us = load.boundary_us(FITTED_SHARE);
-    let (mut fleet, mut fits) =
-        (Fleet { block_tokens: capacity.block_tokens, ..Fleet::default() }, Vec::new());
-    for role in [Role::Aggregated, Role::Prefill, Role::Decode] {
-        let engines = load.engines_of(role);
-        let mut group = capacity.group(role);
-        group.count = u32::try_from(engines.len()).unwrap_or(u32::MAX);
-        if engines.is_empty() {
-            continue;
-        }
-        let limits = group.limits(capacity.block_tokens);
-        let fit = fit_role(&engines, limits, load.start_us, boundary_us);
-        let found = fit.as_ref().map_or(0, |fit| fit.requests);
-        let fit = fit.filter(|_| found >= LEAST_LEGS);
-        let fit = fit.ok_or_else(|| CalibrateError::TooFew {
-            role: role.as_str(),
-            found,
-            least: LEAST_LEGS,
-            left_out: load.left_out.warnings(),
-        })?;
-        fit.apply(&mut group);
-        fleet.engines.push(group);
-        fits.push((role, fit));
-    }
-    if fits.is_empty() {
-        return Err(CalibrateError::NoneOfLog(load.left_out.warnings().join("; ")));
-    }
+    let mut warnings = Vec::new();
+    let (fleet, fits) = fit_engines(&load, capacity, boundary_us, &mut warnings)?;
+    let mut fleet = Fleet { block_tokens: capacity.block_tokens, engines: fleet, ..Fleet::default() };
     let limits = capacity.group(Role::Aggregated).limits(capacity.block_tokens);
     let is_pair = fits.iter().any(|(role, _)| *role == Role::Prefill);
     let links = if is_pair { fit_links(&load, &fits, limits, boundary_us) } else { None };
@@ -203,13 +180,65 @@ fn calibrate_requests(requests: &[LoggedRequest], capacity: Capacity) -> Result<
     }
     let held_out = held_out(&load, &fits, &fleet.links, links.is_some(), limits, boundary_us);
     let links = links.map(|(_, terms)| terms);
-    let mut warnings = term_warnings(&fits, links.as_deref());
+    warnings.extend(term_warnings(&fits, links.as_deref()));
     warnings.extend(load.left_out.warnings());
     if is_pair {
         warnings.push(link_warning(links.is_some()).to_owned());
     }
     warnings.extend(check_warning(held_out.as_ref()));
     Ok(Calibration { fleet, engines: fits, links, held_out, warnings })
+}
+
+/// Fits the engines of each role.
+fn fit_engines(
+    load: &Load,
+    capacity: Capacity,
+    until_us: u64,
+    warnings: &mut Vec<String>,
+) -> Result<(Vec<EngineGroup>, Vec<(Role, Fit)>), CalibrateError> {
+    let (mut groups, mut fits): (Vec<EngineGroup>, Vec<(Role, Fit)>) = (Vec::new(), Vec::new());
+    for role in [Role::Prefill, Role::Decode, Role::Aggregated] {
+        let engines = load.engines_of(role);
+        let mut group = capacity.group(role);
+        group.count = u32::try_from(engines.len()).unwrap_or(u32::MAX);
+        if engines.is_empty() {
+            continue;
+        }
+        let limits = group.limits(capacity.block_tokens);
+        let fit = fit_role(&engines, limits, load.start_us, until_us);
+        let found = fit.as_ref().map_or(0, |fit| fit.requests);
+        if role == Role::Aggregated && found < LEAST_LEGS && !fits.is_empty() {
+            warnings.push(format!(
+                "aggregated engines: the log has {found} requests that can be fitted and {LEAST_LEGS} are needed; the \
+                 fleet has only the engines of pairs"
+            ));
+            continue;
+        }
+        let fit = fit.filter(|_| found >= LEAST_LEGS);
+        let mut fit = fit.ok_or_else(|| CalibrateError::TooFew {
+            role: role.as_str(),
+            found,
+            least: LEAST_LEGS,
+            left_out: load.left_out.warnings(),
+        })?;
+        if role == Role::Decode
+            && !fits_prompts(&engines, until_us)
+            && let Some((_, prefill)) = fits.first()
+        {
+            take_prompt_times(&mut fit, prefill);
+            warnings.push(format!(
+                "decode engines: they computed fewer than {LEAST_LEGS} prompts that can be fitted; c3 and c4, the times \
+                 of prompts, are those of the prefill engines"
+            ));
+        }
+        fit.apply(&mut group);
+        groups.push(group);
+        fits.push((role, fit));
+    }
+    if fits.is_empty() {
+        return Err(CalibrateError::NoneOfLog(load.left_out.warnings().join("; ")));
+    }
+    Ok((groups, fits))
 }
 
 /// Returns the warning about what the log does not say of the link.

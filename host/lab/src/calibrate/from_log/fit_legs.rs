@@ -3,7 +3,10 @@
 use pointsman_sim::core::{BatchLimits, PromptKv};
 use pointsman_workers::Role;
 
-use super::legs::{Engine, Leg, Load, Place};
+use super::{
+    LEAST_LEGS,
+    legs::{Engine, Leg, Load, Place},
+};
 use crate::{
     calibrate::{
         Fit, HeldOut, Predicted, Sample, Term, TermFit,
@@ -27,7 +30,7 @@ const C4: usize = 5;
 const DECODE_ORDER: [usize; 6] = [1, 2, 3, 4, 0, 5];
 
 /// Fits the engines of one role to their legs that ended by `until_us`. Returns `None` if there is no such
-/// leg.
+/// leg. Prompts that decode engines computed are fitted where there are at least `LEAST_LEGS` of them.
 pub(super) fn fit_role(
     engines: &[&Engine],
     limits: BatchLimits,
@@ -35,12 +38,12 @@ pub(super) fn fit_role(
     until_us: u64,
 ) -> Option<Fit> {
     let limits = BatchLimits { prefill_only: false, ..limits };
-    let computes = engines.iter().flat_map(|engine| &engine.legs).any(|leg| leg.kv != PromptKv::Received);
-    let order = if computes { ENGINE_ORDER } else { DECODE_ORDER };
+    let fits_prompts = fits_prompts(engines, until_us);
+    let order = if fits_prompts { ENGINE_ORDER } else { DECODE_ORDER };
     let mut values = start(engines);
     let (mut legs, mut left_out, mut solution) = (0, 0, None);
     for _ in 0..ROUNDS {
-        let (rows, used, unused) = rows(engines, limits, start_us, until_us, values);
+        let (rows, used, unused) = rows(engines, limits, start_us, until_us, fits_prompts, values);
         if rows.is_empty() {
             return None;
         }
@@ -54,6 +57,34 @@ pub(super) fn fit_role(
         }
     }
     Some(Fit { terms: terms(&solution?, ENGINE_TERMS), requests: legs, left_out })
+}
+
+/// Returns whether the times of prompts are fitted. On decode engines, a few prompts determine none of them.
+pub(super) fn fits_prompts(engines: &[&Engine], until_us: u64) -> bool {
+    let legs = || engines.iter().flat_map(|engine| &engine.legs);
+    let computed = legs().filter(|leg| is_prompt(leg) && leg.is_fitted && leg.end_us <= until_us);
+    legs().all(is_prompt) || computed.count() >= LEAST_LEGS
+}
+
+fn is_prompt(leg: &Leg) -> bool {
+    leg.kv != PromptKv::Received
+}
+
+/// Gives decode engines the times of prompts of the prefill engines. A sequence that decodes is a new token in
+/// each step, so the time of a sequence is less by as much.
+pub(super) fn take_prompt_times(decode: &mut Fit, prefill: &Fit) {
+    let of = |fit: &Fit, wanted: Term| fit.terms.iter().find(|fit| fit.term == wanted).copied();
+    let before = of(decode, Term::C3).map_or(0.0, |fit| fit.value);
+    for fit in &mut decode.terms {
+        match fit.term {
+            Term::C1 => {
+                let token = of(prefill, Term::C3).map_or(0.0, |fit| fit.value);
+                fit.value = (fit.value + before - token).max(0.0);
+            }
+            Term::C3 | Term::C4 => *fit = of(prefill, fit.term).unwrap_or(*fit),
+            _ => {}
+        }
+    }
 }
 
 /// Solves the rows, leaving out the figures that the rows cannot distinguish from 0. `terms` are the columns
@@ -107,6 +138,7 @@ fn rows(
     limits: BatchLimits,
     start_us: u64,
     until_us: u64,
+    with_prompts: bool,
     values: [f64; 6],
 ) -> (Vec<Row<6>>, usize, usize) {
     let (mut rows, mut used, mut unused) = (Vec::new(), 0, 0);
@@ -114,7 +146,8 @@ fn rows(
         let legs: Vec<&Leg> = engine.legs.iter().filter(|leg| leg.at_us < until_us).collect();
         let arrivals: Vec<Arrival> = legs.iter().map(|leg| leg.arrival(start_us)).collect();
         for (leg, work) in legs.iter().zip(run(&arrivals, limits, values)) {
-            let Some(work) = work.filter(|_| leg.is_fitted && leg.end_us <= until_us) else {
+            let is_fitted = leg.is_fitted && leg.end_us <= until_us && (with_prompts || !is_prompt(leg));
+            let Some(work) = work.filter(|_| is_fitted) else {
                 unused += 1;
                 continue;
             };

@@ -85,7 +85,9 @@ pub(super) struct Load {
     pub(super) start_us: u64,
     /// Whether prompt tokens that were estimated from bytes are used.
     takes_estimates: bool,
-    places: HashMap<(String, u64, u32), usize>,
+    /// Workers of pairs. They may serve requests alone, too.
+    roles: HashMap<u64, Role>,
+    places: HashMap<(Role, u64, u32), usize>,
 }
 
 impl Load {
@@ -96,7 +98,8 @@ impl Load {
         let streamed = || requests.iter().filter(|request| request.outcome.ttft_ms.is_some());
         let counted = streamed().filter(|request| counted_tokens(request).is_some()).count();
         let takes_estimates = counted * 2 < streamed().count();
-        let mut load = Self { start_us, takes_estimates, ..Self::default() };
+        let roles = requests.iter().flat_map(|request| &request.decisions).filter_map(pair_role).collect();
+        let mut load = Self { start_us, takes_estimates, roles, ..Self::default() };
         requests.iter().for_each(|request| load.add_request(request));
         load.set_aside();
         load.requests.sort_by_key(|request| request.at_us);
@@ -117,13 +120,14 @@ impl Load {
     }
 
     fn engine(&mut self, decision: &LoggedDecision) -> Option<usize> {
+        let worker = decision.worker?;
         let role = match decision.slot.as_str() {
             "prefill" => Role::Prefill,
             "decode" => Role::Decode,
-            "aggregated" => Role::Aggregated,
+            "aggregated" => self.roles.get(&worker).copied().unwrap_or(Role::Aggregated),
             _ => return None,
         };
-        let key = (decision.slot.clone(), decision.worker?, decision.rank.unwrap_or_default());
+        let key = (role, worker, decision.rank.unwrap_or_default());
         let next = self.engines.len();
         let place = *self.places.entry(key).or_insert(next);
         if place == next {
@@ -267,6 +271,16 @@ impl Load {
             }
         }
     }
+}
+
+/// Returns a worker that served a leg of a pair, and its role.
+fn pair_role(decision: &LoggedDecision) -> Option<(u64, Role)> {
+    let role = match decision.slot.as_str() {
+        "prefill" => Role::Prefill,
+        "decode" => Role::Decode,
+        _ => return None,
+    };
+    Some((decision.worker?, role))
 }
 
 /// Returns the number of prompt tokens as the engine counted them, or else as routing did.

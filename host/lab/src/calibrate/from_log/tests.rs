@@ -1,133 +1,12 @@
 use std::path::Path;
 
-use pointsman_decision_log::{LOG_NAME, LOG_VERSION, LoggedDecision, LoggedOutcome};
-use pointsman_sim::core::{BatchLimits, PromptKv};
-use rand::{RngExt as _, SeedableRng as _, rngs::SmallRng};
+use pointsman_decision_log::{LOG_NAME, LOG_VERSION};
 
+use self::traffic::{DECODE, LINK, PREFILL, TRAFFIC, Traffic, aggregated, pairs, pairs_and_local};
 use super::*;
-use crate::{
-    calibrate::replay::{Arrival, replay},
-    fleet::StepTimeSpec,
-};
+use crate::fleet::StepTimeSpec;
 
-const PREFILL: [f64; 6] = [3.0, 8.0, 0.4, 0.0006, 0.05, 0.00002];
-const DECODE: [f64; 6] = [3.0, 10.0, 0.5, 0.0005, 0.0, 0.0];
-/// Latency of the link, and its time for a token, milliseconds.
-const LINK: [f64; 2] = [5.0, 0.01];
-const START_US: u64 = 1_700_000_000_000_000;
-const LIMITS: BatchLimits = BatchLimits {
-    max_num_seqs: 256,
-    max_batched_tokens: 2_048,
-    blocks: 8_192,
-    block_size: 16,
-    prefill_only: false,
-};
-
-/// Shape of the requests in a test.
-#[derive(Clone, Copy)]
-struct Traffic {
-    count: usize,
-    mean_gap_ms: f64,
-    isl: (u32, u32),
-    osl: (u32, u32),
-    cached: bool,
-}
-
-const TRAFFIC: Traffic =
-    Traffic { count: 400, mean_gap_ms: 250.0, isl: (16, 1_500), osl: (2, 60), cached: true };
-
-fn arrivals(traffic: Traffic, seed: u64) -> Vec<Arrival> {
-    let mut rng = SmallRng::seed_from_u64(seed);
-    let mut at_ms = 0.0;
-    let one = |_| {
-        at_ms -= traffic.mean_gap_ms * (1.0 - rng.random::<f64>()).ln();
-        let isl = rng.random_range(traffic.isl.0..=traffic.isl.1);
-        let osl = rng.random_range(traffic.osl.0..=traffic.osl.1);
-        let hit = traffic.cached && rng.random::<f64>() < 0.3;
-        let kv = if hit { PromptKv::Cached(isl / 2) } else { PromptKv::Computed };
-        Arrival { at_ms, isl, osl, kv }
-    };
-    (0..traffic.count).map(one).collect()
-}
-
-/// Returns the times from arrival to the first token and from there to the last, milliseconds, on an engine
-/// with these coefficients.
-fn served(arrivals: &[Arrival], values: [f64; 6]) -> Vec<(f64, f64)> {
-    let [overhead, c0, c1, c2, c3, c4] = values;
-    let time = |features: [f64; 6]| features.iter().zip(values).map(|(a, b)| a * b).sum();
-    let works = replay(arrivals, LIMITS, overhead, [c0, c1, c2, c3, c4]);
-    works.into_iter().map(|work| work.map(|work| (time(work.ttft), time(work.decode))).unwrap()).collect()
-}
-
-fn us(milliseconds: f64) -> u64 {
-    START_US + (milliseconds * 1e3) as u64
-}
-
-fn decision(slot: &str, worker: u64, at_ms: f64) -> LoggedDecision {
-    LoggedDecision {
-        slot: slot.into(),
-        worker: Some(worker),
-        rank: Some(0),
-        at_us: Some(us(at_ms)),
-        ..LoggedDecision::default()
-    }
-}
-
-fn logged(arrival: &Arrival, ttft_ms: f64, decode_ms: f64, decisions: Vec<LoggedDecision>) -> LoggedRequest {
-    let cached = if let PromptKv::Cached(tokens) = arrival.kv { tokens } else { 0 };
-    LoggedRequest {
-        arrived_at_us: us(arrival.at_ms),
-        model: "m".into(),
-        input_tokens: arrival.isl,
-        output_tokens: arrival.osl,
-        decisions,
-        outcome: LoggedOutcome {
-            status: 200,
-            code: "ok".into(),
-            ttft_ms: Some(ttft_ms),
-            itl_ms: (arrival.osl > 1).then(|| decode_ms / f64::from(arrival.osl - 1)),
-            e2e_ms: ttft_ms + decode_ms,
-            prompt_reported: None,
-            cached_predicted: None,
-            cached_reported: Some(cached),
-        },
-        ..LoggedRequest::default()
-    }
-}
-
-/// Returns the log of a gateway in front of one engine.
-fn aggregated(traffic: Traffic, worker: u64) -> Vec<LoggedRequest> {
-    let arrivals = arrivals(traffic, worker);
-    let times = served(&arrivals, PREFILL);
-    let one = |(arrival, (ttft, decode)): (&Arrival, (f64, f64))| {
-        logged(arrival, ttft, decode, vec![decision("aggregated", worker, arrival.at_ms)])
-    };
-    arrivals.iter().zip(times).map(one).collect()
-}
-
-/// Returns the log of a gateway in front of a pair. `timed`: whether the decode decision follows the prefill.
-fn pairs(traffic: Traffic, timed: bool) -> Vec<LoggedRequest> {
-    let arrivals = arrivals(traffic, 7);
-    let prompts: Vec<Arrival> = arrivals.iter().map(|one| Arrival { osl: 1, ..*one }).collect();
-    let prefills: Vec<f64> = served(&prompts, PREFILL).into_iter().map(|(ttft, _)| ttft).collect();
-    let handed: Vec<Arrival> = arrivals
-        .iter()
-        .zip(&prefills)
-        .map(|(one, prefill)| {
-            let transfer = LINK[0] + LINK[1] * f64::from(one.isl);
-            Arrival { at_ms: one.at_ms + prefill + transfer, kv: PromptKv::Received, ..*one }
-        })
-        .collect();
-    let decodes = served(&handed, DECODE);
-    let one = |place: usize| {
-        let (arrival, (first_step, decode)) = (&arrivals[place], decodes[place]);
-        let ttft = handed[place].at_ms - arrival.at_ms + first_step;
-        let decided = if timed { arrival.at_ms + prefills[place] } else { arrival.at_ms + 0.1 };
-        let decisions = vec![decision("prefill", 1, arrival.at_ms), decision("decode", 2, decided)];
-        logged(arrival, ttft, decode, decisions)
-    };
-    (0..arrivals.len()).map(one).collect()
-}
+mod traffic;
 
 fn fitted(requests: &[LoggedRequest]) -> Calibration {
     calibrate_requests(requests, KnownCapacity::default().or_assumed(&mut |_, _| {})).unwrap()
@@ -260,7 +139,9 @@ fn a_pair_and_its_link_are_recovered_when_the_decisions_tell_the_end_of_the_pref
     let decode = values(&calibration, Role::Decode);
     // The log does not record at which point of a step KV arrived, so some sequences start a step early or
     // late: 10 % are allowed.
-    assert_near(&[decode[1], decode[2], decode[3]], &[DECODE[1], DECODE[2], DECODE[3]], 0.1);
+    assert_near(&[decode[1], decode[2] + decode[4], decode[3]], &[DECODE[1], DECODE[2], DECODE[3]], 0.1);
+    // The log has no prompt that this engine computed.
+    assert_eq!(decode[4..], prefill[4..]);
     let links = calibration.fleet.links;
     let per_token_ms = links.bytes_per_token as f64 / links.gigabytes_per_second / 1e6;
     // The log does not record at which point of a step the KV arrived: the error is up to half a decode step.
@@ -275,6 +156,34 @@ fn a_pair_and_its_link_are_recovered_when_the_decisions_tell_the_end_of_the_pref
     let told = calibration.warnings.join("\n");
     assert!(calibration.links.is_none() && told.contains("does not separate the end of a prefill"), "{told}");
     assert!(calibration.held_out.unwrap().ttft.median_percent < 15.0);
+}
+
+#[test]
+fn prompts_that_decode_engines_compute_are_fitted_there_once_there_are_enough() {
+    let truth = [3.0, 10.0, 0.5, 0.0005, 0.08, 0.0];
+    let traffic = Traffic { count: 600, cached: false, ..TRAFFIC };
+    // I10.11
+    let calibration = fitted(&pairs_and_local(traffic, true, |place| place % 4 == 0, truth));
+    let roles: Vec<_> = calibration.fleet.engines.iter().map(|group| (group.role, group.count)).collect();
+    assert_eq!(roles, [(Role::Prefill, 1), (Role::Decode, 1)]);
+    let found = values(&calibration, Role::Decode);
+    assert_near(&[found[1], found[4]], &[truth[1], truth[4]], 0.1);
+    assert!(!calibration.warnings.join("\n").contains("times of prompts"), "{:?}", calibration.warnings);
+
+    let mut few = pairs_and_local(traffic, true, |place| place % 60 == 0, truth);
+    // Another worker serves a few requests alone.
+    for request in few.iter_mut().take(10) {
+        request.decisions.truncate(1);
+        (request.decisions[0].slot, request.decisions[0].worker) = ("aggregated".into(), Some(9));
+    }
+    let calibration = fitted(&few);
+    assert_eq!(calibration.fleet.engines.len(), 2);
+    let [prefill, decode] = [Role::Prefill, Role::Decode].map(|role| values(&calibration, role));
+    assert_eq!(decode[4..], prefill[4..]);
+    assert_near(&[decode[1]], &[truth[1]], 0.1);
+    let told = calibration.warnings.join("\n");
+    assert!(told.contains("they computed fewer than 20 prompts that can be fitted"), "{told}");
+    assert!(told.contains("aggregated engines: the log has 10 requests that can be fitted and 20"), "{told}");
 }
 
 fn write(directory: &Path, frames: &[Vec<u8>]) {
