@@ -79,6 +79,8 @@ pub struct Attempts {
     waiting: Option<Waiting>,
     /// When the request entered the queue.
     parked: Option<Instant>,
+    /// When the place ends that it takes next, if it had one for a plan that it left.
+    place_until: Option<Instant>,
     queued: Duration,
     /// Whether a leg failed since the last routing: the next routing waits for a pause.
     failed: bool,
@@ -238,7 +240,7 @@ impl Attempts {
 
     /// Notes that a worker was found. Returns the request's admission, to be kept until the request ends.
     pub fn found(&mut self, place: Option<&Queued>) -> Option<Admission> {
-        (self.is_admitted, self.is_paused) = (true, false);
+        (self.is_admitted, self.is_paused, self.place_until) = (true, false, None);
         let mut admission = self.unconfirmed.take()?;
         admission.confirm(place.map(|(place, _)| place));
         Some(admission)
@@ -275,10 +277,10 @@ impl Attempts {
     }
 
     /// Gives back the admission and the place of a leg whose planned worker does not take it: the request
-    /// asks for both again, for the legs of a pair.
+    /// asks for both again, for the legs of a pair, and waits no longer for them than for the plan.
     pub fn leave_plan(&mut self, place: Option<Queued>) {
         self.unconfirmed.take().into_iter().for_each(Admission::withdraw);
-        drop(place);
+        self.place_until = place.map(|(_, until)| until);
     }
 
     /// Returns the event of a leg that is given up.
@@ -320,7 +322,7 @@ impl Attempts {
                 let Some(place) = queue.park(admission_request, leg, &self.tried) else { return false };
                 let now = Instant::now();
                 self.parked.get_or_insert(now);
-                (place, now + *timeout)
+                (place, self.place_until.take().unwrap_or(now + *timeout))
             }
         };
         place.ask_for_room();

@@ -217,8 +217,12 @@ async fn d4_a_plan_that_is_refused_gives_its_admission_and_its_place_back_before
     assert!(matches!(other.enter(Leg::Aggregated, None, &parking), Entry::Wait));
     let Some((leg, place)) = other.resume() else { panic!("it waits") };
     assert_eq!((leg, queue.waiting()), (Leg::Aggregated, 1));
+    let until = place.as_ref().map(|(_, until)| *until);
+    tokio::time::advance(Duration::from_millis(600)).await;
     other.leave_plan(place);
     // D4.10
     assert!(matches!(other.enter(Leg::Prefill, None, &parking), Entry::Wait));
     assert_eq!((queue.waiting(), queue.inflight()), (1, 1));
+    // The time in the queue counts from its first place.
+    assert_eq!(other.resume().and_then(|(_, place)| place).map(|(_, until)| until), until);
 }
