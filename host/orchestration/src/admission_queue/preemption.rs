@@ -132,8 +132,9 @@ impl Place {
     pub(crate) fn ask_for_room(&mut self) {
         let Some(asking) = &mut self.asking else { return };
         let mut inner = self.queue.inner.lock();
+        let is_full = !inner.may_run(&asking.pool.0);
         // Streams take no room for prefill, except that they count as in flight.
-        if self.position.line.leg() == Leg::Prefill && inner.may_run(&asking.pool.0) {
+        if self.position.line.leg() == Leg::Prefill && !is_full {
             return;
         }
         let now = Instant::now();
@@ -142,12 +143,22 @@ impl Place {
         if is_early && !asking.asked.is_empty() {
             return;
         }
-        let streams = inner.preemption.pools.get_mut(&asking.pool);
-        if let Some(asked) = streams.and_then(|streams| streams.ask(asking.class, now)) {
+        let streams = &mut inner.preemption;
+        let mut asked = streams.ask(&asking.pool, asking.class, now);
+        if asked.is_none() && is_full {
+            // Every stream of the model counts as in flight.
+            asked = streams.ask(&other_pool(&asking.pool), asking.class, now);
+        }
+        if let Some(asked) = asked {
             asking.asked.push(asked);
             asking.asked_at = Some(now);
         }
     }
+}
+
+/// The other leg that may answer requests for the model.
+fn other_pool((model, leg): &Pool) -> Pool {
+    (model.clone(), if *leg == Leg::Aggregated { Leg::Decode } else { Leg::Aggregated })
 }
 
 impl Asking {
@@ -162,6 +173,10 @@ impl Preemption {
     pub(super) fn paused(&self, model: Option<&ModelName>) -> usize {
         let pools = self.pools.iter().filter(|((of, _), _)| model.is_none_or(|model| of == model));
         pools.map(|(_, streams)| streams.paused).sum()
+    }
+
+    fn ask(&mut self, pool: &Pool, class: i64, now: Instant) -> Option<Arc<AtomicBool>> {
+        self.pools.get_mut(pool)?.ask(class, now)
     }
 
     #[cfg(test)]

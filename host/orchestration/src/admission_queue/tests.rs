@@ -533,6 +533,8 @@ async fn l5_no_stream_pauses_for_a_request_that_its_place_does_not_help() {
     for (request, leg, room, expected) in [
         (&pinned, Leg::Decode, 0, 0),
         (&request, Leg::Aggregated, 0, 0),
+        // Any stream of the model that ends lets another request be in flight.
+        (&request, Leg::Aggregated, 1, 1),
         // Prefill workers are busy, and another request may be in flight.
         (&request, Leg::Prefill, 0, 0),
         (&request, Leg::Prefill, 1, 1),
