@@ -127,7 +127,7 @@ pub(crate) fn plan(
             let decode_override = decode_override.map(Box::new);
             Err(Unplanned { error: Box::new(ApiError::Shed(shed)), decode_override })
         }
-        Plan::Local if splittable.may_run_locally() && !state.router.prefill_refuses(&question) => {
+        Plan::Local if splittable.may_run_locally() && !state.router.prefill_refuses(&question, purpose) => {
             Ok(RequestPlan { planned: planned.decode, decode_override, ..SINGLE })
         }
         plan => {

@@ -94,7 +94,7 @@ impl Lab<'_> {
         let router = &self.gateways.of(number).router;
         let decided = router.plan(&query, Purpose::Route);
         let is_local = matches!(decided.plan, Plan::Local) && splittable.may_run_locally();
-        let runs_locally = is_local && !router.prefill_refuses(&query);
+        let runs_locally = is_local && !router.prefill_refuses(&query, Purpose::Route);
         if let Some(reason) = decided.fallback {
             *self.fallbacks.entry(reason).or_insert(0) += 1;
         }

@@ -69,14 +69,21 @@ impl Router {
         })
     }
 
-    /// Returns whether the policies of the slot `prefill` refuse a request: one that its decode worker is
-    /// planned to prefill passes them by. `query` is the decode leg's.
+    /// Asks the policies of the slot `prefill` about a request that its decode worker is planned to prefill:
+    /// no leg asks them. Returns whether they refuse it. `query` is the decode leg's.
     #[must_use]
-    pub fn prefill_refuses(&self, query: &Query<'_>) -> bool {
+    pub fn prefill_refuses(&self, query: &Query<'_>, purpose: Purpose) -> bool {
         let pairing = Pairing::default();
         let prefill =
             Query { leg: Leg::Prefill, pin: None, session: None, pairing, request_id: None, ..*query };
-        matches!(self.reserve(&prefill, &mut None), Err(RouteError::Shed(_)))
+        if !self.may_refuse(&prefill) {
+            return false;
+        }
+        let config = self.config.with(&query.request.config);
+        BufferPool::with_buffers(|buffers| {
+            let chosen = self.choose(&prefill, config, purpose, buffers);
+            chosen.is_err_and(|not_chosen| matches!(not_chosen.error, RouteError::Shed(_)))
+        })
     }
 
     /// Returns the slot that decides about a request.

@@ -71,6 +71,7 @@ fn d4_policies_of_prefill_may_refuse_what_a_decode_worker_would_prefill() {
         let (fixture, model, request) = (fixture(selector(answer)), ModelName::new("m"), request());
         let snapshot = fixture.registry.snapshot();
         // D4.14
-        assert_eq!(fixture.router.prefill_refuses(&query(&snapshot, &model, Leg::Decode, &request)), refuses);
+        let query = query(&snapshot, &model, Leg::Decode, &request);
+        assert_eq!(fixture.router.prefill_refuses(&query, Purpose::Route), refuses);
     }
 }
