@@ -30,7 +30,7 @@ pub const NAMES: &str = "kv-aware, predicted-latency, queue-kv-prefix, cache-awa
 pub fn default_of(slot: &str) -> &'static str {
     match slot {
         "aggregated" => "predicted-latency",
-        "decode-override" => "conditional-disagg",
+        "decode-override" => "predicted-disagg",
         _ => "kv-aware",
     }
 }

@@ -131,11 +131,8 @@ async fn a3_hints_are_ignored_where_clients_are_not_trusted() {
 }
 
 fn conditional(settings: &str) -> TestClusterBuilder {
-    with_override(&format!("builtin = \"conditional-disagg\"\nsettings = {settings}"))
-}
-
-fn with_override(text: &str) -> TestClusterBuilder {
-    let entry: SlotEntry = toml::from_str(text).unwrap();
+    let text = format!("builtin = \"conditional-disagg\"\nsettings = {settings}");
+    let entry: SlotEntry = toml::from_str(&text).unwrap();
     TestClusterBuilder::new().config(|config| {
         config.policies.slots.insert(SlotKind::DecodeOverride, entry);
     })
@@ -231,15 +228,11 @@ async fn d4_a_busy_prefill_pool_makes_prefill_local() {
 }
 
 #[tokio::test]
-async fn d4_a_predicted_local_prefill_has_to_save_more_than_a_step() {
+async fn d4_the_default_prefills_locally_where_that_saves_more_than_a_step() {
     let slow =
         SimConfig { overhead: Duration::from_secs(3), ..SimConfig::instant(Dialect::Vllm, Role::Prefill) };
-    let cluster = with_override("builtin = \"predicted-disagg\"")
-        .sim_with(slow, "")
-        .sim(Dialect::Vllm, Role::Decode)
-        .start()
-        .await
-        .unwrap();
+    let cluster =
+        TestClusterBuilder::new().sim_with(slow, "").sim(Dialect::Vllm, Role::Decode).start().await.unwrap();
     let is_remote = async |prompt: &str| {
         let reply = cluster.client.post("/v1/route", &[], body(prompt)).await.unwrap();
         assert_eq!(reply.status, 200, "{reply:?}");

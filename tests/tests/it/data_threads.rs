@@ -5,6 +5,8 @@
 
 use std::{collections::HashMap, fs};
 
+use pointsman_gateway::config::SlotEntry;
+use pointsman_routing::SlotKind;
 use pointsman_sim::{Dialect, Role};
 use pointsman_tests::{Client, TestClusterBuilder, client::text_of, own_process};
 use serde_json::json;
@@ -59,7 +61,11 @@ async fn several_data_threads_share_the_requests_and_lose_none() {
     if !own_process(concat!(module_path!(), "::several_data_threads_share_the_requests_and_lose_none")) {
         return;
     }
-    let mut builder = TestClusterBuilder::new().config(|config| config.server.threads = THREADS);
+    let remote: SlotEntry = toml::from_str("builtin = \"conditional-disagg\"").unwrap();
+    let mut builder = TestClusterBuilder::new().config(|config| {
+        config.server.threads = THREADS;
+        config.policies.slots.insert(SlotKind::DecodeOverride, remote);
+    });
     for role in [Role::Prefill, Role::Prefill, Role::Decode, Role::Decode] {
         builder = builder.sim(Dialect::Vllm, role);
     }

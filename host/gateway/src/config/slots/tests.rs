@@ -50,7 +50,7 @@ fn g4_an_empty_configuration_runs_the_default_policies() {
         ["kv-aware", "kv-aware", "predicted-latency"].map(str::to_owned)
     );
     // G4.2
-    assert_eq!(name(SlotKind::DecodeOverride), "conditional-disagg");
+    assert_eq!(name(SlotKind::DecodeOverride), "predicted-disagg");
 }
 
 #[test]
