@@ -34,8 +34,8 @@ mod flight;
 mod gateway;
 mod health;
 mod legs;
-mod local_plan;
 mod oracle;
+mod plan;
 mod serving;
 mod wake;
 

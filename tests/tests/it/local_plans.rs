@@ -6,12 +6,13 @@ use std::time::Duration;
 use pointsman_gateway::config::{Config, Model, SlotEntry};
 use pointsman_routing::{BusyThresholds, SlotKind};
 use pointsman_sim::{Dialect, Fault, FaultKind, FaultLeg, Role, SimConfig};
-use pointsman_test_guests::TENANT_LIMIT;
 use pointsman_tests::{TestCluster, TestClusterBuilder, client::Reply};
 use pointsman_workers::{Leg, WorkerId};
 use serde_json::{Value, json};
 
 use crate::continuation;
+
+mod waits;
 
 const CHAT: &str = "/v1/chat/completions";
 const EXPLAIN: (&str, &str) = ("x-pointsman-decision", "1");
@@ -350,27 +351,4 @@ async fn d4_a_busy_pair_is_not_waited_for() {
     assert_eq!(decided(&failed), ["aggregated=2/0 plan", "aggregated=3/0 policy"]);
     // D4.11
     assert_eq!((refused.status.as_u16(), decided(&refused)), (400, vec!["aggregated=2/0 plan".to_owned()]));
-}
-
-#[tokio::test]
-async fn d4_a_limit_in_the_slot_prefill_counts_local_prompts() {
-    let text = "grants = [\"state\"]\nsettings = { requests = 2, window-ms = 4000000000, anonymous = true }";
-    let entry: SlotEntry = toml::from_str(text).unwrap();
-    let limited = |config: &mut Config| _ = config.policies.slots.insert(SlotKind::Prefill, entry);
-    let cluster = start(local_fleet(1, limited)).await;
-    cluster.drop_policy("prefill.wasm", TENANT_LIMIT).unwrap();
-    let report = cluster.admin.post("/policies/reload", &[], "").await.unwrap();
-    assert_eq!(report.status, 200, "{:?}", report.json());
-    // A preview counts nothing.
-    cluster.client.post("/v1/route", &[], chat(json!({}))).await.unwrap();
-    let mut answers = Vec::new();
-    for _ in 0..4 {
-        let reply = post(&cluster, json!({})).await;
-        answers.push((reply.status.as_u16(), reply.code()));
-    }
-    // D4.14
-    let (served, refused) = ((200, String::new()), (429, "shed".to_owned()));
-    assert_eq!(answers, [served.clone(), served, refused.clone(), refused]);
-    assert_eq!((generations(&cluster, 0), generations(&cluster, 1)), (0, 2));
-    cluster.at_rest().await.unwrap();
 }

@@ -3,17 +3,42 @@
 
 use http::StatusCode;
 use pointsman_orchestration::{Event, Queued};
-use pointsman_routing::CandidateId;
+use pointsman_routing::{CandidateId, Plan, Purpose};
 use pointsman_workers::{Candidate, Leg, PerLeg};
 use tokio::time::Instant;
 
 use super::{Drive, broken_handoff::ranks_of, plan, second_opinion::names_context};
-use crate::upstream::CallError;
+use crate::{openai::error::ApiError, upstream::CallError};
+
+/// The plan of a request whose decode worker prefills the prompt itself.
+#[derive(Debug, Default)]
+pub(super) struct LocalPlan {
+    worker: Option<CandidateId>,
+    /// What the planned worker answered to a prompt that the pair is asked for then.
+    refusal: Option<ApiError>,
+}
+
+impl LocalPlan {
+    pub(super) fn new(worker: Option<CandidateId>) -> Self {
+        Self { worker, refusal: None }
+    }
+
+    pub(super) fn note_refusal(&mut self, refusal: Option<ApiError>) {
+        self.refusal = refusal;
+    }
+
+    /// Returns the client's error of a request that a pair failed with `error`. The planned worker's refusal
+    /// stands if the pair was too busy to say more about the request.
+    pub(super) fn client_error(&mut self, error: ApiError) -> ApiError {
+        let refusal = self.refusal.take().filter(|_| matches!(error, ApiError::Overloaded { .. }));
+        refusal.unwrap_or(error)
+    }
+}
 
 impl Drive {
     /// Returns the worker that a leg is planned for, while the plan holds.
     pub(super) fn planned_for(&self, leg: Leg) -> Option<CandidateId> {
-        self.planned.filter(|_| leg == Leg::Aggregated && self.legs.follows_plan())
+        self.local_plan.worker.filter(|_| leg == Leg::Aggregated && self.legs.follows_plan())
     }
 
     /// Returns whether a pair may take the request over from its planned worker. `tried`: workers that do not
@@ -26,6 +51,24 @@ impl Drive {
         plan::pair_takes_over(&self.request, &self.state.registry.snapshot(), tried)
     }
 
+    /// Returns whether the plan of a request that waited in the queue still holds. Workers have other work
+    /// since it was made, which the override sees.
+    pub(super) fn plan_holds(&mut self) -> bool {
+        let (state, request) = (&self.state, &self.routing_request);
+        let question = plan::question(state, &self.request, request, &self.snapshot, Leg::Decode);
+        let decided = state.router.plan(&question, Purpose::Preview);
+        self.local_plan.worker = decided.decode.filter(|_| matches!(decided.plan, Plan::Local));
+        self.local_plan.worker.is_some()
+    }
+
+    /// Has the policies of the slot `prefill` count a request that its planned worker takes (D4.14). Returns
+    /// whether they refuse it.
+    pub(super) fn prefill_refuses(&self) -> bool {
+        let (state, request) = (&self.state, &self.routing_request);
+        let question = plan::question(state, &self.request, request, &self.snapshot, Leg::Decode);
+        state.router.prefill_refuses(&question, Purpose::Route)
+    }
+
     /// Continues without the planned worker, which cannot take the request now.
     pub(super) fn plan_refused(&mut self, place: Option<Queued>, begun: Instant) {
         self.state.metrics.handoff("local_refused");
@@ -36,13 +79,13 @@ impl Drive {
     }
 
     /// Returns whether a pair may take the request over and prefill would begin at once. Otherwise another
-    /// worker that prefills its own prompts is quicker, and an engine's refusal is the answer.
+    /// worker that prefills its own prompts is quicker.
     fn pair_is_free(&self, tried: &[CandidateId]) -> bool {
         self.pair_takes_over(tried) && self.is_free(Leg::Prefill, &[])
     }
 
     /// Returns whether the pair is asked after the planned worker refused the request. It may take what is
-    /// too long for the worker's own prefill.
+    /// too long for the worker's own prefill, and may be waited for as without a plan.
     fn asks_pair(&self, leg: Leg, error: &CallError) -> bool {
         let is_about_prompt = matches!(
             error,
@@ -54,7 +97,7 @@ impl Drive {
             }
         );
         let is_planned = self.planned_for(leg).is_some() && self.executor.calls();
-        is_about_prompt && is_planned && self.account.tokens() == 0 && self.pair_is_free(&[])
+        is_about_prompt && is_planned && self.account.tokens() == 0 && self.pair_takes_over(&[])
     }
 
     /// Returns whether another worker is asked about a request that this one refused, and whether the pair

@@ -317,8 +317,10 @@ impl Drive {
             after.filter(|_| leg == Leg::Decode).inspect(|after| self.attempts.note_refused_handoff(*after));
         }
         run.fails(cause, has_answered);
-        // The pair's answer counts.
-        run.failure = run.failure.take().filter(|_| !asks_pair);
+        if asks_pair {
+            // The pair's answer counts.
+            self.local_plan.note_refusal(run.failure.take());
+        }
         run.record = None;
         self.free(leg);
         Event::Failed(leg, failed)

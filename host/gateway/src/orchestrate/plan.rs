@@ -127,7 +127,12 @@ pub(crate) fn plan(
             let decode_override = decode_override.map(Box::new);
             Err(Unplanned { error: Box::new(ApiError::Shed(shed)), decode_override })
         }
-        Plan::Local if splittable.may_run_locally() && !state.router.prefill_refuses(&question, purpose) => {
+        Plan::Local if splittable.may_run_locally() => {
+            // A plan for a worker counts once it has that worker. A pair refuses what these policies refuse.
+            let purpose = if planned.decode.is_some() { Purpose::Preview } else { purpose };
+            if state.router.prefill_refuses(&question, purpose) {
+                return Ok(RequestPlan { shape: Shape::Remote, planned: None, decode_override });
+            }
             Ok(RequestPlan { planned: planned.decode, decode_override, ..SINGLE })
         }
         plan => {

@@ -73,9 +73,18 @@ impl Drive {
         }
         let Some(place) = self.enter(leg, place) else { return };
         let (mut refused, begun) = (None, Instant::now());
+        let is_planned = self.planned_for(leg).is_some();
+        if is_planned && place.is_some() && !self.plan_holds() {
+            return self.plan_refused(place, begun);
+        }
         let found = self.find(leg, &mut refused);
         self.account.refused(refused);
         match found {
+            Ok(found) if is_planned && self.prefill_refuses() => {
+                drop(found);
+                self.state.queue.wake();
+                self.plan_refused(place, begun);
+            }
             Ok(found) => {
                 if let Some(admission) = self.attempts.found(place.as_ref()) {
                     self.account.admitted(admission);

@@ -3,29 +3,21 @@
 
 use pointsman_orchestration::{
     Action, AdmissionRequest, AfterRefusal, Attempts, Entry, Event as LegEvent, HandoffKind, Legs, Lost,
-    Parking, PrefillTraits, Queued, Shape, Splittable, pair_that_is_up,
+    Parking, PrefillTraits, Queued,
 };
-use pointsman_routing::{Plan, Purpose, Query, RouteError, Routed, RouterConfigOverride, RoutingRequest};
+use pointsman_routing::{Purpose, Query, RouteError, Routed, RouterConfigOverride, RoutingRequest};
 use pointsman_workers::{Leg, ModelName};
 use rand::RngExt as _;
 use tokio::time::Instant;
 
 use super::{
     EPOCH_US, Event, Lab,
-    flight::{self, Flight, LegRun, Override, Part},
+    flight::{self, Flight, LegRun, Part},
 };
 use crate::{
     engines::{self, RANK},
     outcome::Ended,
 };
-
-/// Whether a request runs on one worker or on two.
-struct RequestPlan {
-    shape: Shape,
-    planned: Option<pointsman_routing::CandidateId>,
-    decode_override: Option<Override>,
-    fell_back: bool,
-}
 
 impl Lab<'_> {
     /// Plans and routes a request that arrives now.
@@ -76,45 +68,13 @@ impl Lab<'_> {
         }
     }
 
-    /// Chooses between one worker and two.
-    fn plan_request(&mut self, number: usize, request: &RoutingRequest) -> Result<RequestPlan, Ended> {
-        let snapshot = &self.gateways.of(number).snapshot;
-        let local = !snapshot.pool(&self.model, Leg::Aggregated).is_empty();
-        let enforce_disagg = self.split.enforce_disagg;
-        let splittable = Splittable { enforce_disagg, pins_prefill: false, local };
-        let plan = |shape| RequestPlan { shape, planned: None, decode_override: None, fell_back: false };
-        if pair_that_is_up(snapshot, &self.model, None).is_none() {
-            return splittable.without_pair().map(plan).map_err(|_| Ended::NoWorker);
-        }
-        if let Some(place) = self.assigned.get(number) {
-            return Ok(plan(if place.is_local() { Shape::Aggregated } else { Shape::Remote }));
-        }
-        let seed = self.rng.random();
-        let query = self.query(number, request, Leg::Decode, seed);
-        let router = &self.gateways.of(number).router;
-        let decided = router.plan(&query, Purpose::Route);
-        let is_local = matches!(decided.plan, Plan::Local) && splittable.may_run_locally();
-        let runs_locally = is_local && !router.prefill_refuses(&query, Purpose::Route);
-        if let Some(reason) = decided.fallback {
-            *self.fallbacks.entry(reason).or_insert(0) += 1;
-        }
-        if matches!(decided.plan, Plan::Shed(_)) {
-            return Err(Ended::Shed);
-        }
-        let shape = if runs_locally { Shape::Aggregated } else { Shape::Remote };
-        Ok(RequestPlan {
-            planned: decided.decode.filter(|_| shape == Shape::Aggregated),
-            decode_override: decided.learns.then_some(Override {
-                lane: decided.lane,
-                seed,
-                by_policy: decided.fallback.is_none(),
-            }),
-            fell_back: decided.fallback.is_some(),
-            ..plan(shape)
-        })
-    }
-
-    fn query<'q>(&'q self, number: usize, request: &'q RoutingRequest, leg: Leg, seed: u64) -> Query<'q> {
+    pub(super) fn query<'q>(
+        &'q self,
+        number: usize,
+        request: &'q RoutingRequest,
+        leg: Leg,
+        seed: u64,
+    ) -> Query<'q> {
         let gateway = self.gateways.of(number);
         let affinity = request.session_hash.filter(|_| !self.fleet.routing.session_affinity.is_zero());
         Query {
@@ -204,6 +164,8 @@ impl Lab<'_> {
         };
         if leg == Leg::Decode && self.flights.get(&number).is_some_and(|flight| flight.legs.reserves()) {
             return self.reserve(number, place);
+        } else if !self.plan_holds(number, leg, place.is_some()) {
+            return self.plan_refused(number, place);
         }
         let drawn = self.rng.random();
         let seed = self.draws.get(&(number, leg)).copied().unwrap_or(drawn);
