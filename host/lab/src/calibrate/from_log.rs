@@ -54,6 +54,9 @@ pub struct LogArgs {
     pub skip_bad: bool,
 }
 
+/// The fit of the engines of each role.
+type Fits = Vec<(Role, Fit)>;
+
 /// Requests of a log that may be fitted.
 struct Logged {
     requests: Vec<LoggedRequest>,
@@ -195,8 +198,8 @@ fn fit_engines(
     capacity: Capacity,
     until_us: u64,
     warnings: &mut Vec<String>,
-) -> Result<(Vec<EngineGroup>, Vec<(Role, Fit)>), CalibrateError> {
-    let (mut groups, mut fits): (Vec<EngineGroup>, Vec<(Role, Fit)>) = (Vec::new(), Vec::new());
+) -> Result<(Vec<EngineGroup>, Fits), CalibrateError> {
+    let (mut groups, mut fits): (Vec<EngineGroup>, Fits) = (Vec::new(), Vec::new());
     for role in [Role::Prefill, Role::Decode, Role::Aggregated] {
         let engines = load.engines_of(role);
         let mut group = capacity.group(role);
