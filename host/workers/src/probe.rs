@@ -51,6 +51,8 @@ use stuck::Watch;
 
 /// The check that every engine answers.
 const HEALTH: &str = "/health";
+/// What to do about an engine whose paths are missing.
+const CHECK_URL: &str = "check the url and its base path";
 /// Maximum size of a response body in bytes.
 const MAX_BODY: usize = 8 * 1024 * 1024;
 /// Maximum size of the body of a response with an engine's facts in bytes.
@@ -247,22 +249,16 @@ impl Probe {
             stale |= self.worker.take_stale_facts();
             // An engine that answered the check before may have gone after it worked.
             let since = if self.checks.failing() { before } else { checked };
-            match self.check(stale).await {
+            match self.check_in_turn(stale, &mut checks).await {
                 Ok(Checked::Unknown) => {}
                 Ok(Checked::Misconfigured) => {
                     self.checks.answered();
                     stale = true;
                 }
                 Ok(Checked::Healthy) => {
-                    checks = if stale { 0 } else { checks + 1 };
                     stale = false;
-                    if checks == CHECKS_PER_READING || self.has_switched().await {
-                        checks = 0;
-                        stale = self.read_again().await;
-                    }
-                    self.checks.answered();
                     self.worker.activity().note_health();
-                    if !stale && self.checks.passed(&self.worker) {
+                    if self.checks.passed(&self.worker) {
                         self.worker.set_problem(None);
                         self.log("healthy", "");
                     }
@@ -304,7 +300,10 @@ impl Probe {
             (self.health_path, self.load_path) = (health_path(engine), metrics_path(engine));
             (self.sleep_path, self.pause_path) = (sleep_path(engine), pause_path(engine));
         }
-        let answer = self.ask_health().await;
+        let mut answer = self.ask_health().await;
+        if matches!(answer, Response::Absent) {
+            answer = self.ask_without_health().await;
+        }
         if !matches!(answer, Response::Ok(_) | Response::Absent | Response::Shortage(_)) {
             self.worker.set_refused(answer.is_refusal(), answer.refuses_key());
         }
@@ -314,7 +313,7 @@ impl Probe {
                     Ok(()) => Ok(Checked::Healthy),
                     Err(Problem::Contradiction) => Ok(Checked::Misconfigured),
                     Err(Problem::TimedOut(problem)) => Ok(Checked::TimedOut(problem)),
-                    Err(Problem::Failed(problem)) => Err(problem),
+                    Err(Problem::Failed(problem) | Problem::NotListed(problem)) => Err(problem),
                 }
             }
             Response::Ok(_) | Response::Absent => Ok(Checked::Healthy),

@@ -1,6 +1,12 @@
 //! Facts that engines report of themselves: role, ranks, ports, block sizes, capacity (B5).
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use parking_lot::Mutex;
 use pointsman_sim::{Dialect, Fault, Role, Sim, SimConfig, SimHandle};
@@ -321,4 +327,100 @@ async fn b5_facts_are_read_again_after_ten_checks_a_failure_and_a_404() {
             cluster.until("the facts are read again", |_| readings() > before).await.unwrap();
         }
     }
+}
+
+/// Starts an engine whose address answers 404 to everything when `lost` is set, as a proxy without its route
+/// does. The engine lacks the `absent` paths.
+async fn behind_a_proxy(absent: &'static [&'static str], lost: &Arc<AtomicBool>) -> RawEngine {
+    let lost = lost.clone();
+    RawEngine::start(move |request: &RawRequest| {
+        let path = request.line.split(' ').nth(1).unwrap_or_default();
+        let is_absent = absent.contains(&path) || lost.load(Ordering::SeqCst);
+        vec![Act::Send(match path {
+            _ if is_absent => status("404 Not Found", "<html>404 Not Found</html>"),
+            "/v1/models" => json_answer(r#"{"data":[{"id":"m"}]}"#),
+            "/ready" | "/health" => json_answer("{}"),
+            _ => status("404 Not Found", "{}"),
+        })]
+    })
+    .await
+    .unwrap()
+}
+
+#[tokio::test]
+async fn b5_a_worker_whose_address_answers_404_to_health_and_models_is_not_healthy() {
+    let (never, lost) = (Arc::default(), Arc::new(AtomicBool::new(false)));
+    let wrong: Arc<AtomicBool> = Arc::new(AtomicBool::new(true));
+    let cluster = empty().await;
+    let mut engines = Vec::new();
+    for (id, absent, lost, flag) in [
+        (1, &[][..], &lost, "engine=vllm"),
+        (2, &[], &lost, "engine=sglang"),
+        (3, &["/health"], &lost, "engine=trtllm"),
+        (4, &[], &wrong, "engine=vllm,model=m"),
+        // Engines that lack one of both, or that need neither.
+        (5, &["/health"], &never, "engine=vllm"),
+        (6, &["/v1/models"], &never, "engine=vllm,model=m"),
+        (7, &["/ready", "/health"], &never, "engine=sglang"),
+        (8, &[], &wrong, "engine=openai,model=m"),
+    ] {
+        let engine = behind_a_proxy(absent, lost).await;
+        let flag = format!("id={id},role=aggregated,{flag},url=http://{}", engine.address);
+        cluster.gateway.state().registry.upsert(WorkerSpec::parse_flag(&flag).unwrap());
+        engines.push(engine);
+    }
+    for id in [1, 2, 3, 5, 6, 7, 8] {
+        until(&cluster, id, "it is healthy", eligible).await;
+    }
+    lost.store(true, Ordering::SeqCst);
+    let unhealthy = |worker: &Value| worker["health"] == "unhealthy";
+    for id in 1..=4 {
+        let worker = until(&cluster, id, "it is unhealthy", unhealthy).await;
+        let url = worker["spec"]["url"].as_str().unwrap();
+        // B5.22
+        assert_eq!(
+            worker["reason"],
+            format!("{url} answers 404 to /health and /v1/models: check the url and its base path")
+        );
+    }
+    for id in 5..=8 {
+        // B5.22
+        assert!(eligible(&worker(&cluster, id).await), "{id}");
+    }
+    lost.store(false, Ordering::SeqCst);
+    for id in 1..=3 {
+        until(&cluster, id, "it is healthy again", eligible).await;
+    }
+}
+
+#[tokio::test]
+async fn b5_a_worker_that_does_not_list_its_models_any_more_is_not_healthy() {
+    let lost = Arc::new(AtomicBool::new(false));
+    let no_list = lost.clone();
+    let engine = RawEngine::start(move |request: &RawRequest| {
+        vec![Act::Send(match request.line.as_str() {
+            "GET /health" => json_answer("{}"),
+            "GET /v1/models" if !no_list.load(Ordering::SeqCst) => json_answer(r#"{"data":[{"id":"m"}]}"#),
+            _ => status("404 Not Found", "{}"),
+        })]
+    })
+    .await
+    .unwrap();
+    let cluster = TestClusterBuilder::new()
+        .config(|config| config.probe.interval = Duration::from_millis(100))
+        .start()
+        .await
+        .unwrap();
+    let flag = format!("id=1,role=aggregated,engine=vllm,model=m,url=http://{}", engine.address);
+    cluster.gateway.state().registry.upsert(WorkerSpec::parse_flag(&flag).unwrap());
+    until(&cluster, 1, "it is healthy", eligible).await;
+    lost.store(true, Ordering::SeqCst);
+    let worker = until(&cluster, 1, "it is unhealthy", |worker| worker["health"] == "unhealthy").await;
+    let problem = format!(
+        "http://{} answers 404 to /v1/models, where it listed its models before: \
+         check the url and its base path",
+        engine.address
+    );
+    // B5.22
+    assert_eq!(worker["reason"], problem);
 }

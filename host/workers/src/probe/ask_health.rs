@@ -3,7 +3,11 @@
 
 use std::time::Duration;
 
-use super::{HEALTH, MAX_BODY, MAX_FACTS_BODY, Probe, client::Response, health::health_path, parse};
+use bytes::Bytes;
+
+use super::{
+    CHECK_URL, HEALTH, MAX_BODY, MAX_FACTS_BODY, Probe, client::Response, health::health_path, parse,
+};
 use crate::{id::Engine, worker::Health};
 
 /// SGLang's health check that generates a token, although `/health` may be set not to.
@@ -63,7 +67,22 @@ impl Probe {
         let path = health_path(self.worker.spec().engine);
         let ready = self.health_at(path).await;
         self.note_paused(!matches!(ready, Response::Ok(_)));
-        Response::Absent
+        Response::Ok(Bytes::new())
+    }
+
+    /// Asks an engine without `/health` for its models. The URL of one that has neither is wrong, or leads to
+    /// a proxy that lost its route. A plain OpenAI server may have neither.
+    pub(super) async fn ask_without_health(&self) -> Response {
+        if self.worker.spec().engine == Engine::Openai {
+            return Response::Absent;
+        }
+        match self.get("/v1/models").await {
+            Response::Absent => {
+                let url = &self.worker.spec().url;
+                Response::Failed(format!("{url} answers 404 to /health and /v1/models: {CHECK_URL}"))
+            }
+            _ => Response::Absent,
+        }
     }
 
     /// Asks a vLLM engine whether it is paused. One that cannot be asked is not; one that does not answer now

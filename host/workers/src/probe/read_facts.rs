@@ -1,7 +1,7 @@
 //! Reads an engine's facts before its worker is eligible, and again later (B5).
 
 use super::{
-    CHECKS_PER_READING, MAX_FACTS_BODY, MAX_FIRST_INTERVAL, Probe,
+    CHECK_URL, CHECKS_PER_READING, Checked, MAX_FACTS_BODY, MAX_FIRST_INTERVAL, Probe,
     client::Response,
     figures::{Figures, figures},
     models,
@@ -24,6 +24,8 @@ pub(super) enum Problem {
     Failed(String),
     /// The engine did not list its models in time.
     TimedOut(String),
+    /// The engine listed its models before, and has no list any more.
+    NotListed(String),
     /// The engine reports other facts than the configuration has. The worker says which.
     Contradiction,
 }
@@ -56,7 +58,7 @@ impl Probe {
             match self.facts(failures < MAX_FACT_FAILURES).await {
                 Ok(()) => return,
                 Err(Problem::Contradiction) => {}
-                Err(Problem::Failed(problem) | Problem::TimedOut(problem)) => {
+                Err(Problem::Failed(problem) | Problem::TimedOut(problem) | Problem::NotListed(problem)) => {
                     failures += 1;
                     if problem != last {
                         self.worker.set_problem(Some(problem.clone()));
@@ -73,58 +75,83 @@ impl Probe {
         }
     }
 
-    /// Reads the facts of an engine that answers. Facts that cannot be read now are read later. Returns
-    /// whether the worker is misconfigured.
-    pub(super) async fn read_again(&mut self) -> bool {
+    /// Checks the health, and reads the facts again if they may be `stale`, after some checks, or if the
+    /// engine has another role now. `checks` counts those since the facts were read.
+    pub(super) async fn check_in_turn(&mut self, stale: bool, checks: &mut u32) -> Result<Checked, String> {
+        let checked = self.check(stale).await?;
+        if !matches!(checked, Checked::Healthy) {
+            return Ok(checked);
+        }
+        *checks = if stale { 0 } else { *checks + 1 };
+        if *checks < CHECKS_PER_READING && !self.has_switched().await {
+            return Ok(checked);
+        }
+        *checks = 0;
+        self.read_again().await
+    }
+
+    /// Reads the facts of an engine that answers. Facts that cannot be read now are read later.
+    ///
+    /// # Errors
+    /// The engine has no list of models any more.
+    async fn read_again(&mut self) -> Result<Checked, String> {
         match self.facts(false).await {
-            Ok(()) => false,
-            Err(Problem::Contradiction) => true,
+            Ok(()) => Ok(Checked::Healthy),
+            Err(Problem::Contradiction) => Ok(Checked::Misconfigured),
+            Err(Problem::NotListed(problem)) => Err(problem),
             Err(Problem::Failed(problem) | Problem::TimedOut(problem)) => {
                 self.log("facts_not_read", &problem);
-                false
+                Ok(Checked::Healthy)
             }
         }
+    }
+
+    /// Reads the models. Returns their owner.
+    async fn read_models(&mut self) -> Result<Option<String>, Problem> {
+        let spec = self.worker.spec().clone();
+        let answer = self.get("/v1/models").await;
+        self.worker.set_refused(answer.is_refusal(), answer.refuses_key());
+        if let Response::TimedOut(problem) = answer {
+            return Err(Problem::TimedOut(problem));
+        }
+        let Some(body) = answer.body()? else {
+            let url = &spec.url;
+            return match (self.worker.model_readings(), spec.models.is_empty()) {
+                (1.., _) => Err(Problem::NotListed(format!(
+                    "{url} answers 404 to /v1/models, where it listed its models before: {CHECK_URL}"
+                ))),
+                (0, true) => Err(Problem::Failed(format!(
+                    "the engine does not support /v1/models: {CHECK_URL}, or configure the worker's models"
+                ))),
+                (0, false) => Ok(None),
+            };
+        };
+        let list = models::models(&body)?;
+        if let Some(other) = list.owner.as_deref().and_then(engine_of)
+            && spec.engine != Engine::Openai
+            && other != spec.engine
+        {
+            let contradiction = Contradiction::new(FactName::Engine, spec.engine, other);
+            return Err(self.refuse(Contradiction { reporter: "GET /v1/models", ..contradiction }));
+        }
+        if let Some(contradiction) = spec.models_contradicted(&list.names, list.count) {
+            return Err(self.refuse(contradiction));
+        }
+        self.tell_left_out(list.count);
+        let adapter = |(name, model): &(String, String)| (ModelName::new(name), ModelName::new(model));
+        let adapters = list.adapters.iter().map(adapter).collect();
+        let names = list.names.iter().map(|name| ModelName::new(name)).collect();
+        let is_changed = self.worker.set_context_lengths(list.lengths);
+        self.registry.learn_models(spec.id, names, adapters, is_changed);
+        self.worker.note_models_read();
+        Ok(list.owner)
     }
 
     /// Reads models and facts once. With `patient`, a question about facts that the engine does not answer is
     /// a failure; otherwise the configured values do.
     pub(super) async fn facts(&mut self, patient: bool) -> Result<(), Problem> {
         let spec = self.worker.spec().clone();
-        let mut owner = None;
-        let answer = self.get("/v1/models").await;
-        self.worker.set_refused(answer.is_refusal(), answer.refuses_key());
-        if let Response::TimedOut(problem) = answer {
-            return Err(Problem::TimedOut(problem));
-        }
-        match answer.body()? {
-            Some(body) => {
-                let list = models::models(&body)?;
-                if let Some(other) = list.owner.as_deref().and_then(engine_of)
-                    && spec.engine != Engine::Openai
-                    && other != spec.engine
-                {
-                    let contradiction = Contradiction::new(FactName::Engine, spec.engine, other);
-                    return self.refuse(Contradiction { reporter: "GET /v1/models", ..contradiction });
-                }
-                if let Some(contradiction) = spec.models_contradicted(&list.names, list.count) {
-                    return self.refuse(contradiction);
-                }
-                self.tell_left_out(list.count);
-                let adapter =
-                    |(name, model): &(String, String)| (ModelName::new(name), ModelName::new(model));
-                let adapters = list.adapters.iter().map(adapter).collect();
-                let names = list.names.iter().map(|name| ModelName::new(name)).collect();
-                let is_changed = self.worker.set_context_lengths(list.lengths);
-                self.registry.learn_models(spec.id, names, adapters, is_changed);
-                owner = list.owner;
-                self.worker.note_models_read();
-            }
-            None if !spec.models.is_empty() => {}
-            None => {
-                let problem = "the engine does not support /v1/models: configure the worker's models";
-                return Err(Problem::Failed(problem.to_owned()));
-            }
-        }
+        let owner = self.read_models().await?;
         let (reported, problem) = match spec.engine {
             Engine::Vllm => {
                 let (facts, problem) = self.vllm_facts().await;
@@ -169,7 +196,7 @@ impl Probe {
         }
         let completed = match spec.completed(&facts) {
             Ok(completed) => completed,
-            Err(contradiction) => return self.refuse(contradiction),
+            Err(contradiction) => return Err(self.refuse(contradiction)),
         };
         if completed != spec {
             // The engine of another description is another process, or knows nothing yet.
@@ -200,13 +227,13 @@ impl Probe {
     }
 
     /// Refuses the worker until configuration and engine agree.
-    fn refuse(&self, contradiction: Contradiction) -> Result<(), Problem> {
+    fn refuse(&self, contradiction: Contradiction) -> Problem {
         let spec = self.worker.spec();
         let (worker, url, problem) = (spec.id, &spec.url, contradiction.to_string());
         if self.worker.set_contradiction(Some(contradiction)) {
             tracing::error!(%worker, %url, problem, "worker is misconfigured");
         }
-        Err(Problem::Contradiction)
+        Problem::Contradiction
     }
 
     /// Reads what SGLang says about its start arguments and state, by the endpoint's new or old name.
