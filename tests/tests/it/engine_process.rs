@@ -280,6 +280,50 @@ async fn b8_a_sleeping_engine_without_metrics_of_its_sleep_is_asked() {
 }
 
 #[tokio::test]
+async fn b8_an_engine_that_was_woken_in_part_gets_no_request() {
+    let (sleeps, awake) = (Arc::new(AtomicBool::new(true)), Arc::new(AtomicBool::new(false)));
+    let (asked, metrics) = (sleeps.clone(), awake.clone());
+    let engine = RawEngine::start(move |request| {
+        let awake = u8::from(metrics.load(Ordering::SeqCst));
+        let answer = match request.line.as_str() {
+            "GET /v1/models" => json_answer(r#"{"data":[{"id":"m","owned_by":"vllm"}]}"#),
+            "GET /health" => json_answer("{}"),
+            "GET /metrics" => {
+                status("200 OK", &format!("vllm:engine_sleep_state{{sleep_state=\"awake\"}} {awake}\n"))
+            }
+            "GET /is_sleeping" => {
+                json_answer(&json!({ "is_sleeping": asked.load(Ordering::SeqCst) }).to_string())
+            }
+            _ => status("404 Not Found", "{}"),
+        };
+        vec![Act::Send(answer)]
+    })
+    .await
+    .unwrap();
+    let flag = format!("role=aggregated,engine=vllm,url=http://{}", engine.address);
+    let cluster = TestClusterBuilder::new()
+        .config(|config| {
+            (config.probe.interval, config.probe.load_interval) =
+                (Duration::from_millis(100), Duration::from_millis(100))
+        })
+        .start()
+        .await
+        .unwrap();
+    cluster.gateway.state().registry.upsert(WorkerSpec::parse_flag(&flag).unwrap());
+    let asleep = [Some(Ineligible::Asleep)];
+    cluster.until("it is asleep", |cluster| ineligible(cluster) == asleep).await.unwrap();
+    // As after `/wake_up?tags=weights`.
+    awake.store(true, Ordering::SeqCst);
+    for _ in 0..20 {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        // B8.16
+        assert_eq!(ineligible(&cluster), asleep);
+    }
+    sleeps.store(false, Ordering::SeqCst);
+    cluster.until("it is awake", |cluster| ineligible(cluster) == [None]).await.unwrap();
+}
+
+#[tokio::test]
 async fn b5_an_engine_that_restarts_with_another_model_between_two_checks_is_noticed_without_a_request() {
     for dialect in [Dialect::Vllm, Dialect::Sglang, Dialect::Openai] {
         let listen = SocketAddr::from(([127, 0, 0, 1], free_port().unwrap()));

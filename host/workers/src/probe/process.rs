@@ -23,8 +23,8 @@ fn path_after(path: &str, engine: Engine) -> Option<&'static str> {
     (engine == Engine::Sglang && path != LOADS).then_some(LOADS)
 }
 
-/// Returns where an engine says whether it sleeps, if its metrics do not: vLLM with its endpoints for
-/// development, to which that for sleep belongs.
+/// Returns where an engine says whether it sleeps, if its metrics do not or say that it is awake again: vLLM
+/// with its endpoints for development, to which that for sleep belongs.
 pub(super) fn sleep_path(engine: Engine) -> Option<&'static str> {
     (engine == Engine::Vllm).then_some("/is_sleeping")
 }
@@ -56,6 +56,7 @@ impl Probe {
             if figures.asleep.is_none() {
                 figures.asleep = self.ask_whether_asleep().await;
             }
+            self.confirm_awake(&mut figures).await;
             self.observe(figures.clone());
             if figures.whole.has_load() {
                 self.load_failures = 0;
@@ -69,6 +70,14 @@ impl Probe {
             self.worker.note_signs(None);
             self.worker.set_engine_load(None);
             self.worker.set_reports_load(false);
+        }
+    }
+
+    /// Asks an engine that was asleep and is awake by its metrics. If it was woken in part, for example without
+    /// its KV cache, its metrics say awake, and it cannot serve.
+    pub(super) async fn confirm_awake(&mut self, figures: &mut Figures) {
+        if figures.asleep == Some(false) && self.worker.is_asleep() {
+            figures.asleep = self.ask_whether_asleep().await;
         }
     }
 

@@ -287,7 +287,9 @@ impl Probe {
     async fn vllm_facts(&mut self) -> (EngineFacts, Option<String>) {
         let (mut facts, problem) = match self.get("/metrics").await.body() {
             Ok(Some(body)) => {
-                self.observe(figures(&body));
+                let mut figures = figures(&body);
+                self.confirm_awake(&mut figures).await;
+                self.observe(figures);
                 (parse::vllm_facts(&body), None)
             }
             Ok(None) => {
