@@ -93,6 +93,25 @@ async fn b3_the_rules_of_a_model_hold_for_its_adapters_unless_they_have_their_ow
 }
 
 #[tokio::test]
+async fn b3_an_adapter_whose_parent_is_the_path_of_its_model_has_its_rules() {
+    const MODELS: &str = r#"{"data":[{"id":"llama3","root":"meta/llama-3","parent":null},
+        {"id":"sql","root":"/l/sql","parent":"meta/llama-3"}]}"#;
+    let engine = RawEngine::start(|request: &RawRequest| {
+        vec![Act::Send(match request.line.as_str() {
+            "GET /v1/models" => json(MODELS),
+            line if line.starts_with("GET") => json("{}"),
+            _ => json(ANSWER),
+        })]
+    })
+    .await
+    .unwrap();
+    let cluster = start("engine=vllm", &engine, "models.llama3 = { enforce_disagg = true }").await;
+    // B3.13
+    assert_eq!((ask(&cluster, "llama3").await.0, ask(&cluster, "sql").await.0), (503, 503));
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
 async fn b3_a_slot_of_a_model_decides_for_its_adapters() {
     const SLOTS: &str = r#"models."org/m".slots.aggregated = { builtin = "least-loaded" }"#;
     let engine = engine().await;

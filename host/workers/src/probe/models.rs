@@ -1,6 +1,6 @@
 //! Parses the models that an engine lists. No I/O.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -32,6 +32,8 @@ struct Model {
     id: Option<String>,
     owned_by: Option<String>,
     #[serde(default)]
+    root: Value,
+    #[serde(default)]
     parent: Value,
     #[serde(default)]
     max_model_len: Value,
@@ -40,6 +42,39 @@ struct Model {
 impl Model {
     fn length(&self) -> Option<u64> {
         self.max_model_len.as_u64()
+    }
+
+    fn root(&self) -> Option<&str> {
+        self.root.as_str().or(self.id.as_deref())
+    }
+}
+
+/// The names that adapters give to their parents.
+struct Parents<'a> {
+    ids: HashSet<&'a str>,
+    /// Models without a parent.
+    bases: Vec<&'a Model>,
+    /// The first name of the only model, which may be listed under several.
+    only: Option<&'a str>,
+}
+
+impl<'a> Parents<'a> {
+    fn of(list: &'a [Model]) -> Self {
+        let bases: Vec<&Model> = list.iter().filter(|model| !model.parent.is_string()).collect();
+        let first = bases.first().filter(|first| bases.iter().all(|base| base.root() == first.root()));
+        let only = first.and_then(|first| first.id.as_deref());
+        Self { ids: list.iter().filter_map(|model| model.id.as_deref()).collect(), only, bases }
+    }
+
+    /// Returns the listed parent of an adapter. vLLM reports the `base_model_name` of the adapter's module as
+    /// its parent, which may be a name that the engine does not list: the path of the model, or any other.
+    fn parent(&self, model: &'a Model) -> Option<&'a str> {
+        let named = model.parent.as_str()?;
+        if self.ids.contains(named) {
+            return Some(named);
+        }
+        let base = self.bases.iter().find(|base| base.root() == Some(named));
+        Some(base.and_then(|base| base.id.as_deref()).or(self.only).unwrap_or(named))
     }
 }
 
@@ -50,12 +85,13 @@ pub(super) fn models(body: &[u8]) -> Result<Models, String> {
     let count = list.data.len();
     list.data.truncate(MAX_MODELS);
     let owner = list.data.first().and_then(|model| model.owned_by.clone());
-    let adapter = |model: &Model| Some((model.id.clone()?, model.parent.as_str()?.to_owned()));
+    let parents = Parents::of(&list.data);
+    let adapter = |model: &Model| Some((model.id.clone()?, parents.parent(model)?.to_owned()));
     let adapters = list.data.iter().filter_map(adapter).collect();
     let own: HashMap<&str, u64> =
         list.data.iter().filter_map(|model| Some((model.id.as_deref()?, model.length()?))).collect();
     let length = |model: &Model| {
-        let length = model.length().or_else(|| own.get(model.parent.as_str()?).copied())?;
+        let length = model.length().or_else(|| own.get(parents.parent(model)?).copied())?;
         u32::try_from(length).ok().filter(|length| *length > 0)
     };
     let lengths = list.data.iter().filter_map(|model| Some((model.id.clone()?, length(model)?))).collect();
@@ -101,6 +137,25 @@ mod tests {
         assert_eq!(read.lengths, [("a".to_owned(), 4_096), ("a-1".to_owned(), 4_096)]);
         let pair = |one: &str, two: &str| (one.to_owned(), two.to_owned());
         assert_eq!(read.adapters, [pair("a-1", "a"), pair("d", "x")]);
+    }
+
+    #[test]
+    fn b3_an_adapter_whose_parent_is_not_listed_has_the_model_of_that_path_or_the_only_one() {
+        let parents = |list: &str| {
+            let read = models(format!(r#"{{"data":[{list}]}}"#).as_bytes()).unwrap();
+            let length =
+                |name: &str| read.lengths.iter().find(|(of, _)| of == name).map(|(_, length)| *length);
+            let show = |(name, parent): &(String, String)| format!("{name} {parent} {:?}", length(name));
+            read.adapters.iter().map(show).collect::<Vec<_>>()
+        };
+        let a = r#"{"id":"a","root":"org/a","parent":null,"max_model_len":4096}"#;
+        let alias = r#"{"id":"a-too","root":"org/a","parent":null,"max_model_len":4096}"#;
+        let b = r#"{"id":"b","root":"org/b","max_model_len":512}"#;
+        let adapters = r#"{"id":"1","root":"/l/1","parent":"org/a"},{"id":"2","root":"/l/2","parent":"x"}"#;
+        // B3.13
+        assert_eq!(parents(&format!("{a},{adapters}")), ["1 a Some(4096)", "2 a Some(4096)"]);
+        assert_eq!(parents(&format!("{a},{alias},{adapters}")), ["1 a Some(4096)", "2 a Some(4096)"]);
+        assert_eq!(parents(&format!("{b},{a},{adapters}")), ["1 a Some(4096)", "2 x None"]);
     }
 
     #[test]
