@@ -29,7 +29,7 @@ mod status;
 use members::{Leaving, Members};
 pub use reporter::Reporter;
 use source_entry::SourceEntry;
-pub use status::{FleetStatus, SourceState, SourceStatus};
+pub use status::{DismissedWorker, FleetStatus, SourceState, SourceStatus};
 
 /// Index of the source for `[[workers]]`.
 const CONFIGURED: usize = 0;
@@ -68,8 +68,22 @@ pub struct Fleet {
 struct Inner {
     sources: Vec<SourceEntry>,
     members: Members,
-    /// Descriptions that operators removed, until their source changes them or no longer lists them.
-    dismissed: HashMap<WorkerId, WorkerSpec>,
+    /// Workers that operators removed, until their source describes them in another way or no longer lists
+    /// them.
+    dismissed: HashMap<WorkerId, Dismissed>,
+}
+
+/// A worker that an operator removed.
+#[derive(Clone, Debug)]
+struct Dismissed {
+    spec: WorkerSpec,
+    identity: Option<Arc<str>>,
+}
+
+impl Dismissed {
+    fn is(&self, found: &Found) -> bool {
+        found.is_same(&self.spec, self.identity.as_deref())
+    }
 }
 
 impl Fleet {
@@ -110,7 +124,7 @@ impl Fleet {
     pub fn join(&self, spec: WorkerSpec) -> Result<WorkerId, Refused> {
         let mut inner = self.inner.lock();
         let id = spec.id;
-        if inner.dismissed.get(&id) == Some(&spec) {
+        if inner.dismissed.get(&id).is_some_and(|dismissed| dismissed.spec == spec) {
             inner.dismissed.remove(&id);
         }
         if let Some(source) = inner.sources.get_mut(OPERATOR) {
@@ -134,8 +148,8 @@ impl Fleet {
         if let Some(source) = inner.sources.get_mut(OPERATOR) {
             source.workers.retain(|found| found.spec.id != id);
         }
-        if let Some(spec) = inner.members.spec_of(id).cloned() {
-            inner.dismissed.insert(id, spec);
+        if let Some(dismissed) = inner.members.dismissed(id) {
+            inner.dismissed.insert(id, dismissed);
         }
         self.reconcile(&mut inner);
         inner.members.remove(id);
@@ -158,7 +172,7 @@ impl Fleet {
     #[must_use]
     pub fn status(&self) -> FleetStatus {
         let inner = self.inner.lock();
-        FleetStatus::of(&inner.sources, &inner.members)
+        FleetStatus::of(&inner.sources, &inner.members, &inner.dismissed)
     }
 
     /// Lets workers leave when their requests have ended or their time is over, and asks sources for second
@@ -215,14 +229,14 @@ impl Fleet {
     /// Makes the registry follow the sources.
     fn reconcile(&self, inner: &mut Inner) {
         let Inner { sources, members, dismissed } = inner;
-        dismissed.retain(|id, spec| {
+        dismissed.retain(|_, dismissed| {
             let mut listed = sources.iter().flat_map(|source| &source.workers);
-            listed.any(|found| found.spec.id == *id && found.spec == *spec)
+            listed.any(|found| dismissed.is(found))
         });
         let mut claims = Vec::new();
         for (number, source) in sources.iter().enumerate() {
             for found in &source.workers {
-                if dismissed.get(&found.spec.id) != Some(&found.spec) {
+                if !dismissed.get(&found.spec.id).is_some_and(|dismissed| dismissed.is(found)) {
                     let owns = members.source_of(found.spec.id) == Some(number);
                     claims.push(Claim { source: number, rank: source.rank, owns, found });
                 }

@@ -70,6 +70,18 @@ impl Found {
         Self { spec, leaving: false, unready: false, identity: None, entry: None }
     }
 
+    /// Returns whether this describes the same worker in the same way: another pod at the same address is
+    /// another worker.
+    pub(crate) fn is_same(&self, spec: &WorkerSpec, identity: Option<&str>) -> bool {
+        self.spec == *spec && !self.is_another(identity)
+    }
+
+    /// Returns whether it and the worker of an identity are known to be of different pods.
+    pub(crate) fn is_another(&self, identity: Option<&str>) -> bool {
+        let pod = |identity: &str| identity.rsplit_once('/').map(|(pod, _rank)| pod.to_owned());
+        self.identity.as_deref().zip(identity).is_some_and(|(own, other)| pod(own) != pod(other))
+    }
+
     /// Returns the uid of its pod.
     #[cfg(any(feature = "etcd", feature = "kubernetes"))]
     pub(crate) fn pod(&self) -> Option<&str> {

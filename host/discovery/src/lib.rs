@@ -25,7 +25,9 @@ mod merge;
 mod source;
 mod sources;
 
-pub use fleet::{Fleet, FleetRules, FleetStatus, Refused, Reporter, SourceState, SourceStatus};
+pub use fleet::{
+    DismissedWorker, Fleet, FleetRules, FleetStatus, Refused, Reporter, SourceState, SourceStatus,
+};
 pub use found::{Found, Read, Refusal, SourceSnapshot};
 pub use guard::GuardRules;
 pub use leases::{LeaseError, LeaseRules, Leases};

@@ -1,13 +1,13 @@
 //! Builds the state from the configuration, binds the listeners, serves, and drains.
 
-use std::{collections::HashSet, net::SocketAddr, sync::Arc, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use ::http::HeaderValue;
 use pointsman_certificates::pem::Expired;
 use pointsman_orchestration::AdmissionQueue;
 use pointsman_routing::{Learning, Router};
 use pointsman_workers::{
-    Registry, Resolver, WorkerId,
+    Registry, Resolver,
     probe::{ProbeConfig, Prober},
 };
 use prefix_index::{IndexConfig, PrefixIndex};
@@ -261,21 +261,18 @@ fn serve_on_this_thread(
     });
 }
 
-/// Removes workers that left from the prefix index (H4).
+/// Removes workers that left from the prefix index (H4), also if another worker has their id now.
 async fn remove_departed_workers(state: Arc<State>, stop: CancellationToken) {
     let mut changes = state.registry.subscribe();
-    let mut known: HashSet<WorkerId> = HashSet::new();
+    let mut known = state.registry.snapshot();
     loop {
         let snapshot = state.registry.snapshot();
-        known.retain(|id| {
-            let stays = snapshot.get(*id).is_some();
-            if !stays {
-                state.router.index().remove_worker(*id);
+        for worker in known.workers() {
+            if !snapshot.get(worker.id()).is_some_and(|now| now.continues(worker)) {
+                state.router.index().remove_worker(worker.id());
             }
-            stays
-        });
-        known.extend(snapshot.workers().iter().map(|worker| worker.id()));
-        drop(snapshot);
+        }
+        known = snapshot;
         tokio::select! {
             changed = changes.changed() => if changed.is_err() { return },
             () = stop.cancelled() => return,

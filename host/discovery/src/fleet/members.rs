@@ -1,10 +1,14 @@
 //! The workers that the fleet put into the registry.
 
-use std::collections::{HashMap, HashSet};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
 
 use pointsman_workers::{Snapshot, WorkerId, WorkerSpec};
 use tokio::time::Instant;
 
+use super::Dismissed;
 use crate::found::Found;
 
 /// The workers by id.
@@ -17,6 +21,8 @@ pub(super) struct Members {
 struct Member {
     source: usize,
     spec: WorkerSpec,
+    /// Its last known identity.
+    identity: Option<Arc<str>>,
     /// When the worker is removed although it has requests; `None` if it stays.
     leaves_at: Option<Instant>,
     /// Whether it gets no new request because it is not ready, and stays.
@@ -29,6 +35,7 @@ struct Member {
 #[derive(Debug, Default)]
 pub(super) struct Changes {
     pub(super) joining: Vec<WorkerSpec>,
+    /// Workers that left. One with the id of a joining worker was another worker.
     pub(super) gone: Vec<WorkerId>,
     /// Workers that begin to leave, are set aside, or stay after all.
     pub(super) leaving: Vec<(WorkerId, Leaving)>,
@@ -62,6 +69,12 @@ impl Members {
         self.by_id.get(&id).map(|member| &member.spec)
     }
 
+    /// Returns the worker as one that an operator removes.
+    pub(super) fn dismissed(&self, id: WorkerId) -> Option<Dismissed> {
+        let member = self.by_id.get(&id)?;
+        Some(Dismissed { spec: member.spec.clone(), identity: member.identity.clone() })
+    }
+
     pub(super) fn owners(&self) -> impl Iterator<Item = (WorkerId, usize)> {
         self.by_id.iter().map(|(id, member)| (*id, member.source))
     }
@@ -81,7 +94,7 @@ impl Members {
     pub(super) fn follow(
         &mut self,
         listed: &[(usize, &Found)],
-        dismissed: &HashMap<WorkerId, WorkerSpec>,
+        dismissed: &HashMap<WorkerId, Dismissed>,
         drains: &HashSet<usize>,
         deadline: Instant,
     ) -> Changes {
@@ -112,8 +125,13 @@ impl Members {
     fn list(&mut self, source: usize, found: &Found, deadline: Instant, changes: &mut Changes) {
         let (id, leaving) = (found.spec.id, Leaving::of(found));
         let is_set_aside = leaving == Leaving::SetAside;
+        if self.by_id.get(&id).is_some_and(|member| found.is_another(member.identity.as_deref())) {
+            self.by_id.remove(&id);
+            changes.gone.push(id);
+        }
         match self.by_id.get_mut(&id) {
             Some(member) if member.spec == found.spec => {
+                member.identity = found.identity.clone().or(member.identity.take());
                 member.source = source;
                 member.unlisted = false;
                 if found.leaving != member.leaves_at.is_some() || is_set_aside != member.is_set_aside {
@@ -125,8 +143,8 @@ impl Members {
             _ => {
                 let left = self.by_id.get(&id).is_some_and(|member| member.leaves_at.is_some());
                 let leaves_at = found.leaving.then_some(deadline);
-                let (spec, unlisted) = (found.spec.clone(), false);
-                let member = Member { source, spec, leaves_at, is_set_aside, unlisted };
+                let (spec, identity) = (found.spec.clone(), found.identity.clone());
+                let member = Member { source, spec, identity, leaves_at, is_set_aside, unlisted: false };
                 self.by_id.insert(id, member);
                 changes.joining.push(found.spec.clone());
                 if found.leaving || left {

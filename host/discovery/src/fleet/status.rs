@@ -1,11 +1,12 @@
 //! State of the fleet, as operators see it.
 
-use std::sync::Arc;
+use std::{collections::HashMap, sync::Arc};
 
+use pointsman_workers::WorkerId;
 use serde::Serialize;
 use tokio::time::Instant;
 
-use super::{members::Members, source_entry::SourceEntry};
+use super::{Dismissed, members::Members, source_entry::SourceEntry};
 use crate::found::Refusal;
 
 /// State of a source.
@@ -54,11 +55,35 @@ pub struct FleetStatus {
     pub sources: Vec<SourceStatus>,
     /// Number of workers that leave when their requests have ended.
     pub leaving: usize,
+    /// Workers that operators removed and a source still lists.
+    pub dismissed: Vec<DismissedWorker>,
+}
+
+/// A worker that an operator removed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct DismissedWorker {
+    /// Id as text: not every JSON reader keeps 64 bits.
+    pub id_text: String,
+    /// URL.
+    pub url: Arc<str>,
 }
 
 impl FleetStatus {
-    pub(super) fn of(sources: &[SourceEntry], members: &Members) -> Self {
-        Self { sources: sources.iter().map(SourceStatus::of).collect(), leaving: members.leaving() }
+    pub(super) fn of(
+        sources: &[SourceEntry],
+        members: &Members,
+        dismissed: &HashMap<WorkerId, Dismissed>,
+    ) -> Self {
+        let mut dismissed: Vec<DismissedWorker> = dismissed
+            .iter()
+            .map(|(id, dismissed)| DismissedWorker {
+                id_text: id.to_string(),
+                url: dismissed.spec.url.clone(),
+            })
+            .collect();
+        dismissed.sort_unstable_by(|one, other| one.url.cmp(&other.url));
+        let sources = sources.iter().map(SourceStatus::of).collect();
+        Self { sources, leaving: members.leaving(), dismissed }
     }
 }
 

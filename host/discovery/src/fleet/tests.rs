@@ -166,6 +166,35 @@ async fn p1_what_an_operator_removed_stays_away_until_its_source_changes_it() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn p1_another_pod_at_the_same_address_is_another_worker() {
+    let fixture = Fixture::start();
+    let of = |pod: &str| Found { identity: Some(pod.into()), ..Found::staying(spec(1)) };
+    let present = |pod: &str| fixture.source.present(snapshot(vec![of(pod)]));
+    present("a/0");
+    let worker = fixture.worker(1);
+    worker.set_health(Health::Healthy);
+    worker.set_draining(true);
+    let _booking = worker.candidates()[0].book(&request());
+    present("a/1");
+    assert!(fixture.worker(1).continues(&worker), "another place among the ports of its pod");
+    present("b/0");
+    let next = fixture.worker(1);
+    // P1.6
+    assert!(!next.continues(&worker) && !next.draining() && next.own_requests() == 0);
+    assert_eq!(next.health(), Health::Unknown);
+    assert!(fixture.fleet.leave(WorkerId(1)));
+    present("b/0");
+    // P1.4, P1.7
+    assert!(fixture.ids().is_empty());
+    let dismissed = fixture.fleet.status().dismissed;
+    assert_eq!((&*dismissed[0].id_text, &*dismissed[0].url), ("1", "http://a:1"));
+    present("c/0");
+    // P1.6
+    assert_eq!(fixture.ids(), [1]);
+    assert!(fixture.fleet.status().dismissed.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
 async fn p2_sources_do_not_take_workers_from_each_other() {
     let fixture = Fixture::start();
     let other = fixture.fleet.add_source("file:b");

@@ -27,13 +27,15 @@ impl Registry {
         worker
     }
 
-    /// Adds or replaces workers as [`Registry::upsert`] does, and removes others, with one new snapshot.
+    /// Adds or replaces workers as [`Registry::upsert`] does, and removes others, with one new snapshot. One
+    /// that is `gone` and joins is another worker: it takes nothing over, even with an equal description.
     pub fn apply(&self, joining: Vec<WorkerSpec>, gone: &[WorkerId]) {
         let mut members = self.members.lock();
         let present: HashMap<WorkerId, &WorkerSpec> =
             members.iter().map(|member| (member.configured.id, &member.configured)).collect();
-        let joining: Vec<WorkerSpec> =
-            joining.into_iter().filter(|spec| present.get(&spec.id) != Some(&spec)).collect();
+        let left: HashSet<&WorkerId> = gone.iter().collect();
+        let is_new = |spec: &WorkerSpec| left.contains(&spec.id) || present.get(&spec.id) != Some(&spec);
+        let joining: Vec<WorkerSpec> = joining.into_iter().filter(is_new).collect();
         let replaced: HashSet<WorkerId> =
             joining.iter().map(|spec| spec.id).chain(gone.iter().copied()).collect();
         let mut before: HashMap<WorkerId, Member> =

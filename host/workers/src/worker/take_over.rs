@@ -50,6 +50,13 @@ impl Worker {
         worker
     }
 
+    /// Returns whether this worker took over from `earlier`, or is the same one: what the gateway knows of the
+    /// engine stays.
+    #[must_use]
+    pub fn continues(&self, earlier: &Self) -> bool {
+        Arc::ptr_eq(&self.state, &earlier.state)
+    }
+
     /// Returns whether no other worker has taken over from this one.
     pub(super) fn is_current(&self) -> bool {
         Arc::ptr_eq(&self.ranks, &self.state.told.lock().ranks)
