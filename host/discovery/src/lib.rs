@@ -40,3 +40,4 @@ pub use sources::file::{FileFormat, FileSource, FileSourceConfig, has_known_synt
 pub use sources::http::TlsFiles;
 #[cfg(feature = "kubernetes")]
 pub use sources::kubernetes::{KubernetesSource, KubernetesSourceConfig, PortOfWorker, Resource};
+pub use sources::scheme::Scheme;

@@ -9,5 +9,6 @@ pub(crate) mod http;
 #[cfg(feature = "kubernetes")]
 pub(crate) mod kubernetes;
 mod llm_d_role;
+pub(crate) mod scheme;
 #[cfg(any(feature = "etcd", feature = "kubernetes"))]
 mod table;

@@ -50,7 +50,7 @@ pub(crate) use credentials::{Credentials, JwtSettings, KeySettings, KeySource};
 pub use decisions::{DecisionLogSettings, Decisions};
 pub use discovery::{
     Discovery, DiscoveryDns, DiscoveryEtcd, DiscoveryFile, DiscoveryFileFormat, DiscoveryKubernetes,
-    DiscoveryResource,
+    DiscoveryResource, DiscoveryScheme,
 };
 pub use environment::Environment;
 pub use ext_proc::ExtProc;

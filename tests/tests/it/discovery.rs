@@ -8,11 +8,13 @@ use std::{
     time::Duration,
 };
 
-use pointsman_gateway::config::{DiscoveryFile, DiscoveryFileFormat};
+use pointsman_gateway::config::{DiscoveryFile, DiscoveryFileFormat, DiscoveryScheme};
 use pointsman_sim::{Dialect, Role, Sim, SimConfig, SimHandle};
 use pointsman_tests::{
     Act, RawEngine, TestCluster, TestClusterBuilder,
     raw_engine::{json as json_answer, status},
+    tls::{Authority, TlsFiles},
+    tls_proxy::TlsProxy,
 };
 use serde_json::{Value, json};
 
@@ -207,4 +209,39 @@ async fn p10_a_discovered_worker_that_its_engine_contradicts_is_refused_with_bot
         assert_eq!(contradiction, json!({ "fact": fact, "configured": configured, "reported": reported }));
         assert_eq!(cluster.admin.delete(&path).await.unwrap().status, 200);
     }
+}
+
+#[tokio::test]
+async fn p10_engines_of_a_source_without_urls_may_have_tls() {
+    let authority = Authority::new().unwrap();
+    let certificate = authority.server().unwrap();
+    let engine = sim().await;
+    let proxy = TlsProxy::start(engine.addr(), &certificate, None).await.unwrap();
+    let files = TlsFiles::new(&certificate, Some(&authority)).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("endpoints.yaml");
+    let port = proxy.address.port();
+    std::fs::write(&path, format!("endpoints: [{{ name: a, address: 127.0.0.1, port: \"{port}\" }}]"))
+        .unwrap();
+    let defaults = [("engine", "vllm"), ("role", "aggregated"), ("tls_server_name", "127.0.0.1")];
+    let file = DiscoveryFile {
+        name: "a".to_owned(),
+        path,
+        format: DiscoveryFileFormat::LlmD,
+        scheme: DiscoveryScheme::Https,
+        defaults: defaults.map(|(key, value)| (key.to_owned(), value.to_owned())).into(),
+        ..DiscoveryFile::default()
+    };
+    let cluster = TestClusterBuilder::new()
+        .config(|config| {
+            config.discovery.files = vec![file];
+            config.upstream.tls.ca_file = Some(files.path("ca.pem"));
+        })
+        .start()
+        .await
+        .unwrap();
+    // P10.4
+    until(&cluster, "it is eligible", eligible).await;
+    assert_eq!(status_of_chat(&cluster).await, 200);
+    assert_eq!(workers(&cluster).await[0]["spec"]["url"], format!("https://127.0.0.1:{port}"));
 }

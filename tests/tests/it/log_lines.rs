@@ -98,6 +98,7 @@ async fn p10_the_log_names_each_entry_that_a_source_refuses_once() {
         format: DiscoveryFileFormat::LlmD,
         interval: Duration::from_millis(10),
         defaults: [("engine".to_owned(), "vllm".to_owned())].into(),
+        ..DiscoveryFile::default()
     };
     let builder = TestClusterBuilder::new().config(|config| config.discovery.files = vec![file]);
     let cluster = builder.start().await.unwrap();

@@ -20,6 +20,7 @@
 {{- if .enabled -}}
 {{- $source := dict "name" "engines" "namespace" $.Release.Namespace "selector" .selector "port" (toString .port) -}}
 {{- if ne .resource "pods" -}}{{- $_ := set $source "resource" .resource -}}{{- end -}}
+{{- if ne .scheme "http" -}}{{- $_ := set $source "scheme" .scheme -}}{{- end -}}
 {{- if .defaults -}}{{- $_ := set $source "defaults" .defaults -}}{{- end -}}
 {{- $discovery := get $config "discovery" | default dict -}}
 {{- $_ := set $discovery "kubernetes" (prepend (get $discovery "kubernetes" | default list) $source) -}}

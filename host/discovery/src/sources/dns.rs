@@ -12,6 +12,7 @@ use crate::{
     fleet::Reporter,
     found::{Found, Read, Refusal, SourceSnapshot},
     source::Source,
+    sources::scheme::Scheme,
 };
 
 mod lookup;
@@ -38,6 +39,8 @@ pub struct DnsSourceConfig {
     pub interval: Duration,
     /// Time limit for the answer of one server.
     pub timeout: Duration,
+    /// Scheme of the workers' URLs.
+    pub scheme: Scheme,
     /// Values of the keys that a record does not have: engine, role and others.
     pub defaults: BTreeMap<String, String>,
 }
@@ -74,7 +77,7 @@ impl DnsSource {
     fn snapshot(&self, records: &Records) -> SourceSnapshot {
         let (mut workers, mut refused) = (Vec::new(), Vec::new());
         for (host, port) in &records.targets {
-            let url = format!("http://{host}:{port}");
+            let url = self.config.scheme.url(host, *port);
             let pairs = self.config.defaults.iter().map(|(key, value)| (key.as_str(), value.as_str()));
             match WorkerSpec::from_pairs(pairs.chain([("url", url.as_str())])) {
                 Ok(spec) => workers.push(Found::staying(spec)),

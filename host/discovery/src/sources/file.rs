@@ -10,6 +10,7 @@ use crate::{
     fleet::Reporter,
     found::{Found, Read, Refusal, SourceSnapshot},
     source::Source,
+    sources::scheme::Scheme,
 };
 
 mod llm_d;
@@ -39,6 +40,8 @@ pub struct FileSourceConfig {
     pub format: FileFormat,
     /// Interval at which the file is read.
     pub interval: Duration,
+    /// Scheme of the URLs of workers in llm-d's file.
+    pub scheme: Scheme,
     /// Values of keys that an endpoint of llm-d's file does not have.
     pub defaults: BTreeMap<String, String>,
 }
@@ -71,13 +74,13 @@ impl FileSource {
     }
 
     fn parse(&mut self, bytes: &[u8]) -> Result<SourceSnapshot, String> {
-        let FileSourceConfig { path, format, defaults, .. } = &self.config;
+        let FileSourceConfig { path, format, scheme, defaults, .. } = &self.config;
         let (listed, refused) = match format {
             FileFormat::Workers => {
                 let WorkersFile { workers } = parse(path, bytes)?;
                 ((1..).zip(workers.into_iter().map(Found::staying)).collect(), Vec::new())
             }
-            FileFormat::LlmD => llm_d::workers(&parse(path, bytes)?, defaults, &mut self.known),
+            FileFormat::LlmD => llm_d::workers(&parse(path, bytes)?, (*scheme, defaults), &mut self.known),
         };
         Ok(without_repeated(listed, refused))
     }

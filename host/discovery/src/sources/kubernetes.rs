@@ -16,6 +16,7 @@ use tokio::time::Instant;
 
 use super::{
     http::{self, Failure, Lines, Pauses, TlsFiles},
+    scheme::Scheme,
     table::{Invalid, Table},
 };
 use crate::{
@@ -109,6 +110,8 @@ pub struct KubernetesSourceConfig {
     pub selector: String,
     /// Ports of the workers of a pod, unless an annotation names others. Each is a worker.
     pub ports: Vec<PortOfWorker>,
+    /// Scheme of the workers' URLs, unless an annotation names the other.
+    pub scheme: Scheme,
     /// Values of keys that neither labels nor annotations give.
     pub defaults: BTreeMap<String, String>,
     /// File with the bearer token, read for each request: such tokens are replaced every hour.

@@ -7,7 +7,7 @@ use std::{
 };
 
 use pointsman_config_file::{Report, duration::secs, section};
-use pointsman_discovery::{FileFormat, FleetRules, GuardRules, has_known_syntax};
+use pointsman_discovery::{FileFormat, FleetRules, GuardRules, Scheme, has_known_syntax};
 use pointsman_workers::url_without_secrets;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -74,6 +74,8 @@ pub struct DiscoveryFile {
     /// Interval at which the file is read.
     #[key(default = secs(1), positive, reason = "would read without a pause")]
     pub interval: Duration,
+    /// Scheme of the URLs of workers in llm-d's file: "http" or "https".
+    pub scheme: DiscoveryScheme,
     /// Keys of the --worker flag for llm-d's file, which has neither engines nor transports: { engine =
     /// "vllm", role = "decode" }.
     #[serde(deserialize_with = "defaults::read")]
@@ -90,6 +92,17 @@ pub enum DiscoveryFileFormat {
     Workers,
     /// The endpoints file of llm-d's router.
     LlmD,
+}
+
+/// Scheme of the URLs of workers whose source gives only their addresses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum DiscoveryScheme {
+    /// Without TLS.
+    #[default]
+    Http,
+    /// With TLS, as `[upstream.tls]` says.
+    Https,
 }
 
 impl Discovery {
@@ -131,8 +144,11 @@ impl DiscoveryFile {
         if self.format == DiscoveryFileFormat::Workers && !self.defaults.is_empty() {
             report.add("defaults", "is only for `format = \"llm-d\"`: remove it");
         }
+        if self.format == DiscoveryFileFormat::Workers && self.scheme != DiscoveryScheme::Http {
+            report.add("scheme", "is only for `format = \"llm-d\"`: the file has URLs; remove it");
+        }
         if self.format == DiscoveryFileFormat::LlmD {
-            defaults::check(&self.defaults, &["role"], report);
+            defaults::check(&self.defaults, self.scheme, &["role"], report);
         }
     }
 }
@@ -142,6 +158,15 @@ impl From<DiscoveryFileFormat> for FileFormat {
         match format {
             DiscoveryFileFormat::Workers => Self::Workers,
             DiscoveryFileFormat::LlmD => Self::LlmD,
+        }
+    }
+}
+
+impl From<DiscoveryScheme> for Scheme {
+    fn from(scheme: DiscoveryScheme) -> Self {
+        match scheme {
+            DiscoveryScheme::Http => Self::Http,
+            DiscoveryScheme::Https => Self::Https,
         }
     }
 }

@@ -40,6 +40,7 @@ pub(super) fn start_sources(state: &State, settings: &Discovery, stop: &Cancella
             path: file.path.clone(),
             format: file.format.into(),
             interval: file.interval,
+            scheme: file.scheme.into(),
             defaults: file.defaults.clone(),
         };
         let reporter = fleet.add_source(&format!("file:{}", file.name));
@@ -51,6 +52,7 @@ pub(super) fn start_sources(state: &State, settings: &Discovery, stop: &Cancella
             servers: dns.servers.clone(),
             interval: dns.interval,
             timeout: dns.timeout,
+            scheme: dns.scheme.into(),
             defaults: dns.defaults.clone(),
         };
         let reporter = fleet.add_source(&format!("dns:{}", dns.name));
@@ -95,6 +97,7 @@ fn kubernetes_source(kubernetes: &DiscoveryKubernetes) -> KubernetesSource {
         selector: kubernetes.selector.clone(),
         // The configuration was checked.
         ports: PortOfWorker::parse_list(&kubernetes.port).unwrap_or_default(),
+        scheme: kubernetes.scheme.into(),
         defaults: kubernetes.defaults.clone(),
         token_file: given(&kubernetes.token_file),
         tls: TlsFiles { ca, client: None },

@@ -46,16 +46,17 @@ impl RawSpec {
 
 impl WorkerSpec {
     /// Returns what is wrong with keys and values that complete the descriptions of a source. Each worker has
-    /// its own URL with `http://`, and may have its own values of the keys `of_source`.
+    /// its own URL with this scheme, and may have its own values of the keys `of_source`.
     #[must_use]
     pub fn problems_of_defaults<'a>(
         pairs: impl IntoIterator<Item = (&'a str, &'a str)>,
+        scheme: &str,
         of_source: &[&str],
     ) -> Vec<SpecError> {
         let mut raw = RawSpec::default();
         let mut found: Vec<SpecError> =
             pairs.into_iter().filter_map(|(key, value)| raw.set(key, value).err()).collect();
-        raw.url = Some("http://host:8000".to_owned());
+        raw.url = Some(format!("{scheme}://host:8000"));
         let is_new = |error: &SpecError| {
             !of_source.contains(&&*error.key) && !found.iter().any(|known| known.key == error.key)
         };

@@ -152,22 +152,26 @@ struct Running {
     _stop: DropGuard,
 }
 
+fn config(servers: Vec<SocketAddr>, timeout: Duration) -> DnsSourceConfig {
+    let defaults =
+        [("engine", "vllm"), ("role", "decode")].map(|(key, value)| (key.to_owned(), value.to_owned()));
+    DnsSourceConfig {
+        record: "_http._tcp.engines.example.".to_owned(),
+        servers,
+        interval: Duration::from_millis(20),
+        timeout,
+        scheme: Scheme::Http,
+        defaults: defaults.into(),
+    }
+}
+
 fn run(servers: Vec<SocketAddr>, timeout: Duration, tracker: &TaskTracker) -> Running {
     let guard = GuardRules { share: 0.5, min_workers: 3, confirm_after: Duration::from_millis(200) };
     let rules = FleetRules { max_workers: 200, drain: Duration::from_secs(30), moves: false, guard };
     let registry = Arc::new(Registry::default());
     let fleet = Fleet::new(registry.clone(), rules);
     let stop = CancellationToken::new();
-    let defaults =
-        [("engine", "vllm"), ("role", "decode")].map(|(key, value)| (key.to_owned(), value.to_owned()));
-    let config = DnsSourceConfig {
-        record: "_http._tcp.engines.example.".to_owned(),
-        servers,
-        interval: Duration::from_millis(20),
-        timeout,
-        defaults: defaults.into(),
-    };
-    start(DnsSource::new(config), fleet.add_source("dns:a"), tracker, stop.clone());
+    start(DnsSource::new(config(servers, timeout)), fleet.add_source("dns:a"), tracker, stop.clone());
     tracker.spawn(fleet.clone().run(stop.clone()));
     Running { fleet, registry, _stop: stop.drop_guard() }
 }
@@ -289,6 +293,15 @@ async fn p7_a_server_that_answered_over_tcp_is_asked_over_udp_when_it_refuses_tc
     while TcpStream::connect(server.address).await.is_ok() {}
     // P7.4
     assert_eq!(ask(TIMEOUT).await, (Some(2), 1));
+}
+
+#[test]
+fn p10_workers_of_records_may_have_tls() {
+    let config = DnsSourceConfig { scheme: Scheme::Https, ..config(Vec::new(), TIMEOUT) };
+    let targets = [("engine.example".to_owned(), 8_000)].into();
+    let snapshot = DnsSource::new(config).snapshot(&Records { targets, ttl: TIMEOUT });
+    // P10.4
+    assert_eq!(&*snapshot.workers[0].spec.url, "https://engine.example:8000");
 }
 
 #[tokio::test]

@@ -14,7 +14,10 @@ use pointsman_workers::WorkerSpec;
 use serde::{Deserialize, Deserializer};
 
 use super::{
-    super::llm_d_role::{ENCODE, ROLE_LABEL, role_of},
+    super::{
+        llm_d_role::{ENCODE, ROLE_LABEL, role_of},
+        scheme::Scheme,
+    },
     syntax::Listed,
 };
 use crate::found::{Found, Refusal};
@@ -50,17 +53,17 @@ enum Port {
     Number(u16),
 }
 
-/// Returns the workers of a file by their position in its list, and the refused endpoints. `defaults` has the
-/// engine, and the role of endpoints without a role label. An endpoint that becomes invalid keeps its worker
+/// Returns the workers of a file by their position in its list, and the refused endpoints. `of_source` has the
+/// scheme, and the defaults: the engine, and the role of endpoints without a role label. An endpoint that becomes invalid keeps its worker
 /// of `known`, except one that becomes an encoder.
 pub(super) fn workers(
     file: &EndpointsFile,
-    defaults: &BTreeMap<String, String>,
+    of_source: (Scheme, &BTreeMap<String, String>),
     known: &mut Known,
 ) -> (Vec<(usize, Found)>, Vec<Refusal>) {
     let (mut listed, mut refused, mut now) = (Vec::new(), Vec::new(), Known::new());
     for (place, endpoint) in (1..).zip(&file.endpoints.0) {
-        let found = match worker(endpoint, defaults) {
+        let found = match worker(endpoint, of_source) {
             Ok(spec) => Some(Found::staying(spec)),
             Err(problem) => {
                 refused.push(Refusal::new(&endpoint.name, &problem));
@@ -77,14 +80,15 @@ pub(super) fn workers(
     (listed, refused)
 }
 
-fn worker(endpoint: &Endpoint, defaults: &BTreeMap<String, String>) -> Result<WorkerSpec, String> {
+fn worker(
+    endpoint: &Endpoint,
+    (scheme, defaults): (Scheme, &BTreeMap<String, String>),
+) -> Result<WorkerSpec, String> {
     let port = match &endpoint.port {
         Port::Text(text) => text.parse::<u16>().map_err(|_| format!("port `{text}`: expected 1 to 65535"))?,
         Port::Number(port) => *port,
     };
-    let address = &endpoint.address;
-    let host = if address.contains(':') { format!("[{address}]") } else { address.clone() };
-    let url = format!("http://{host}:{port}");
+    let url = scheme.url(&endpoint.address, port);
     let role = endpoint.labels.get(ROLE_LABEL).map(|role| role_of(role)).transpose()?;
     let labels: Vec<(String, &str)> =
         endpoint.labels.iter().map(|(name, value)| (format!("label.{name}"), value.as_str())).collect();
@@ -114,7 +118,7 @@ endpoints:
     fn endpoints_become_workers_with_roles_of_labels_and_defaults() {
         let defaults = [("engine", "vllm"), ("role", "decode")].map(|(k, v)| (k.to_owned(), v.to_owned()));
         let file: EndpointsFile = serde_yaml_ng::from_str(FILE).unwrap();
-        let (workers, refused) = workers(&file, &defaults.into(), &mut Known::new());
+        let (workers, refused) = workers(&file, (Scheme::Http, &defaults.into()), &mut Known::new());
         let shown: Vec<_> =
             workers.iter().map(|(_, found)| (&*found.spec.url, found.spec.role, found.spec.engine)).collect();
         // P5.3
@@ -142,9 +146,9 @@ endpoints:
             );
             let defaults = BTreeMap::from([("engine".to_owned(), "vllm".to_owned())]);
             let file = serde_yaml_ng::from_str(&text).unwrap();
-            let (found, _) = workers(&file, &defaults, &mut Known::new());
-            // P5.3
-            assert_eq!(found[0].1.spec.role, ours, "{role}");
+            let (found, _) = workers(&file, (Scheme::Https, &defaults), &mut Known::new());
+            // P5.3, P10.4
+            assert_eq!((found[0].1.spec.role, &*found[0].1.spec.url), (ours, "https://h:70"), "{role}");
         }
     }
 
@@ -157,7 +161,8 @@ endpoints:
                 "endpoints:\n- {{ name: x, address: h, port: \"{port}\", labels: {{ llm-d.ai/role: {role} }} }}\n\
                  - {{ name: y, address: h, port: \"71\", labels: {{ llm-d.ai/role: decode }} }}"
             );
-            let (found, refused) = workers(&serde_yaml_ng::from_str(&text).unwrap(), &defaults, &mut known);
+            let (found, refused) =
+                workers(&serde_yaml_ng::from_str(&text).unwrap(), (Scheme::Http, &defaults), &mut known);
             let urls: Vec<_> =
                 found.iter().map(|(place, found)| format!("{place} {}", found.spec.url)).collect();
             let refused: Vec<_> =

@@ -26,6 +26,7 @@ fn run(path: &Path) -> Running {
         path: path.to_owned(),
         format: FileFormat::Workers,
         interval: Duration::from_millis(5),
+        scheme: Scheme::Http,
         defaults: BTreeMap::new(),
     };
     start(FileSource::new(config), fleet.add_source("file:a"), &tracker, stop.clone());

@@ -316,6 +316,13 @@ fn workers(
         keys.insert("role".to_owned(), role_of(role)?.to_owned());
     }
     keys.extend(said);
+    if keys.contains_key("url") {
+        return Err(format!(
+            "{PREFIX}url: the URL is that of the pod: give {PREFIX}scheme and {PREFIX}port instead"
+        ));
+    }
+    let told = keys.remove("scheme").map(|scheme| scheme.parse());
+    let scheme = told.transpose().map_err(|e| format!("{PREFIX}scheme: {e}"))?.unwrap_or(config.scheme);
     let told = keys.remove("port");
     let told = told.map(|ports| PortOfWorker::parse_list(&ports).map_err(|e| format!("{PREFIX}port: {e}")));
     let told = told.transpose()?;
@@ -323,14 +330,13 @@ fn workers(
     if ports.len() > 1 && keys.contains_key("id") {
         return Err("`id` cannot be given for the workers of several ports: remove it".to_owned());
     }
-    let host = if address.contains(':') { format!("[{address}]") } else { address.to_owned() };
     let one = |(rank, port): (u32, &PortOfWorker)| {
         let port = match port {
             PortOfWorker::Number(port) => *port,
             PortOfWorker::Name(name) => port_of(name)
                 .ok_or_else(|| format!("no port is named `{name}`: correct discovery.kubernetes.port"))?,
         };
-        let url = format!("http://{host}:{port}");
+        let url = scheme.url(address, port);
         let pairs = pairs(&keys).chain([("url", url.as_str())]);
         WorkerSpec::from_pairs_of_rank(pairs, rank).map_err(|error| error.to_string())
     };

@@ -32,6 +32,7 @@ fn config(api: &ApiServer, resource: Resource) -> KubernetesSourceConfig {
         resource,
         selector: "app=vllm".to_owned(),
         ports: vec![PortOfWorker::Name("http".to_owned())],
+        scheme: Scheme::Http,
         defaults: defaults.into(),
         token_file: None,
         tls: TlsFiles::default(),
@@ -130,6 +131,37 @@ async fn p9_pods_become_workers_by_labels_annotations_and_readiness() {
     running.until("it is refused", |running| running.status().refused_count == 1).await;
     assert!(running.status().refused[0].problem.contains("unknown role `cook`"));
     assert_eq!(running.hosts(), ["10.0.0.1", "10.0.0.3"]);
+}
+
+#[tokio::test]
+async fn p10_pods_may_have_tls_and_their_url_is_not_read() {
+    let api = ApiServer::start().await.unwrap();
+    for (name, ip, key, value) in [
+        ("a", "10.0.0.1", "tls_server_name", "engine.svc"),
+        ("b", "10.0.0.2", "scheme", "http"),
+        ("c", "10.0.0.3", "scheme", "ftp"),
+        ("d", "10.0.0.4", "url", "https://10.0.0.9:8000"),
+    ] {
+        let mut pod = pod(name, ip, true);
+        pod["metadata"]["annotations"][format!("pointsman.dev/{key}")] = json!(value);
+        api.put("pods", pod);
+    }
+    let running = run(KubernetesSourceConfig { scheme: Scheme::Https, ..config(&api, Resource::Pods) });
+    running.until_hosts("two are described", &["10.0.0.1", "10.0.0.2"]).await;
+    let url = |host: &str| running.worker(host).spec().url.to_string();
+    // P10.4
+    assert_eq!(
+        (url("10.0.0.1"), url("10.0.0.2")),
+        ("https://10.0.0.1:8000".into(), "http://10.0.0.2:8000".into())
+    );
+    assert_eq!(running.worker("10.0.0.1").spec().tls_server_name.as_deref(), Some("engine.svc"));
+    let mut refused: Vec<_> = running.status().refused.into_iter().map(|one| one.problem).collect();
+    refused.sort_unstable();
+    let expected = [
+        "pointsman.dev/scheme: `ftp`: expected http or https",
+        "pointsman.dev/url: the URL is that of the pod: give pointsman.dev/scheme and pointsman.dev/port instead",
+    ];
+    assert_eq!(refused, expected);
 }
 
 #[tokio::test]

@@ -3,9 +3,12 @@
 use std::{borrow::Cow, collections::BTreeMap, fmt};
 
 use pointsman_config_file::Report;
+use pointsman_discovery::Scheme;
 use pointsman_workers::WorkerSpec;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, de};
+
+use super::DiscoveryScheme;
 
 /// A value of the flag, as text. The file may have a number or a boolean.
 pub(super) struct FlagValue(String);
@@ -20,9 +23,14 @@ pub(super) fn read<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMa
 }
 
 /// Checks keys and values. The source itself may give the keys of `of_source`, besides the URL.
-pub(super) fn check(defaults: &BTreeMap<String, String>, of_source: &[&str], report: &mut Report<'_>) {
+pub(super) fn check(
+    defaults: &BTreeMap<String, String>,
+    scheme: DiscoveryScheme,
+    of_source: &[&str],
+    report: &mut Report<'_>,
+) {
     let pairs = defaults.iter().map(|(key, value)| (key.as_str(), value.as_str()));
-    for error in WorkerSpec::problems_of_defaults(pairs, of_source) {
+    for error in WorkerSpec::problems_of_defaults(pairs, &Scheme::from(scheme).to_string(), of_source) {
         report.add(&format!("defaults.{}", error.key), error.problem);
     }
 }

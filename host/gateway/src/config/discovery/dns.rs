@@ -4,6 +4,8 @@ use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
 
 use pointsman_config_file::{Report, duration::secs, section};
 
+use super::DiscoveryScheme;
+
 /// Workers of the SRV records of a name.
 #[section(rules)]
 pub struct DiscoveryDns {
@@ -21,6 +23,8 @@ pub struct DiscoveryDns {
     /// Time limit for the answer of one server.
     #[key(default = secs(2), positive)]
     pub timeout: Duration,
+    /// Scheme of the workers' URLs: "http" or "https".
+    pub scheme: DiscoveryScheme,
     /// Keys of the --worker flag, which records do not have.
     #[key(example = "{ engine = \"vllm\", role = \"decode\" }")]
     #[serde(deserialize_with = "super::defaults::read")]
@@ -38,6 +42,6 @@ impl DiscoveryDns {
                 format!("`{}` is not a name: expected for example `_http._tcp.engines.example`", self.record);
             report.add("record", message);
         }
-        super::defaults::check(&self.defaults, &[], report);
+        super::defaults::check(&self.defaults, self.scheme, &[], report);
     }
 }

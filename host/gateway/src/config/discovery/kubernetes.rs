@@ -6,6 +6,8 @@ use pointsman_config_file::{Report, duration::secs, section};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::DiscoveryScheme;
+
 /// Directory of a pod's service account.
 const ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
@@ -32,6 +34,8 @@ pub struct DiscoveryKubernetes {
     /// Name or number of the workers' port, or several: "8000,8001". Each is a worker of its own.
     #[key(default = "http".to_owned())]
     pub port: String,
+    /// Scheme of the workers' URLs, unless an annotation names the other: "http" or "https".
+    pub scheme: DiscoveryScheme,
     /// Keys of the --worker flag that labels and annotations do not give.
     #[key(example = "{ engine = \"vllm\" }")]
     #[serde(deserialize_with = "super::defaults::read")]
@@ -80,6 +84,6 @@ impl DiscoveryKubernetes {
         if let Err(problem) = pointsman_discovery::PortOfWorker::parse_list(&self.port) {
             report.add("port", problem);
         }
-        super::defaults::check(&self.defaults, KEYS_OF_OBJECTS, report);
+        super::defaults::check(&self.defaults, self.scheme, KEYS_OF_OBJECTS, report);
     }
 }

@@ -259,7 +259,7 @@ config:
     kubernetes: [{ name: more, namespace: other, selector: app=sglang, port: "8000,8001" }]
   workers:
     - { url: "http://10.0.0.1:8000", role: decode, engine: vllm, labels: { zone: a } }
-engines: { discovery: { port: 8000, resource: endpoint-slices, defaults: { engine: vllm, dp_size: 2 } } }
+engines: { discovery: { port: 8000, resource: endpoint-slices, scheme: https, defaults: { engine: vllm, dp_size: 2 } } }
 "#;
 /// The same keys in TOML, with what the chart adds.
 const TOML: &str = r#"
@@ -294,6 +294,7 @@ namespace = "serving"
 selector = "pointsman.dev/engine"
 port = "8000"
 resource = "endpoint-slices"
+scheme = "https"
 defaults = { engine = "vllm", dp_size = "2" }
 [[discovery.kubernetes]]
 name = "more"
