@@ -23,6 +23,11 @@ pub struct Salt<'a> {
 }
 
 impl Salt<'_> {
+    /// Returns whether it names an adapter.
+    pub(crate) fn has_adapter(&self) -> bool {
+        self.lora.is_some_and(|name| !name.is_empty())
+    }
+
     /// Returns the seed of local hashes: 1337, plus `xxh3(lora, seed 0)` and `xxh3(cache salt, seed 1)` if
     /// present, wrapping. An empty string counts as absent.
     pub(crate) fn seed(&self) -> u64 {

@@ -208,7 +208,7 @@ impl PrefixIndex {
     }
 
     /// Sets whether an engine's event feed is live. While it is, only decisions about prompts of bytes are
-    /// recorded.
+    /// recorded, and those for adapters if its events do not name adapters.
     pub fn set_live(&self, worker: WorkerId, rank: DpRank, live: bool) {
         self.inbox.send(Message::Live { candidate: (worker, rank), live });
     }

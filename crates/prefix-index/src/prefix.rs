@@ -25,6 +25,7 @@ const EIGHTH: u32 = 256;
 pub struct Prefix {
     hashes: Arc<[BlockHash]>,
     sparse: bool,
+    of_adapter: bool,
 }
 
 impl Prefix {
@@ -32,7 +33,8 @@ impl Prefix {
     /// objects.
     #[must_use]
     pub fn of_tokens(tokens: &[u32], block_size: usize, salt: &Salt<'_>, objects: &[Vec<u64>]) -> Self {
-        multimodal_block_hashes(tokens, block_size, salt, objects).into()
+        let prefix = Self::from(multimodal_block_hashes(tokens, block_size, salt, objects));
+        Self { of_adapter: salt.has_adapter(), ..prefix }
     }
 
     /// Computes the hashes of a prompt given as bytes, with `block_bytes` per block.
@@ -49,14 +51,14 @@ impl Prefix {
         salt: &Salt<'_>,
     ) -> Self {
         let ends = (1..).map(|mark| depth(mark) as usize * block_bytes.max(1));
-        Self { hashes: byte_piece_hashes(parts, ends, salt).into(), sparse: true }
+        Self { hashes: byte_piece_hashes(parts, ends, salt).into(), sparse: true, of_adapter: false }
     }
 
     /// Returns a prefix of hashes that another program computed. `sparse`: as [`Prefix::of_bytes`] spaces
     /// them.
     #[must_use]
     pub fn of_hashes(hashes: Arc<[BlockHash]>, sparse: bool) -> Self {
-        Self { hashes, sparse }
+        Self { hashes, sparse, of_adapter: false }
     }
 
     /// Returns whether these are hashes of bytes, as [`Prefix::of_bytes`] makes them: deep ones are further
@@ -64,6 +66,13 @@ impl Prefix {
     #[must_use]
     pub fn is_sparse(&self) -> bool {
         self.sparse
+    }
+
+    /// Returns whether these are hashes of tokens of a prompt for a LoRA adapter, as [`Prefix::of_tokens`]
+    /// makes them. Some engines' events do not name the adapter of a block.
+    #[must_use]
+    pub fn is_of_adapter(&self) -> bool {
+        self.of_adapter
     }
 
     /// Returns the hashes, each deeper than the one before.

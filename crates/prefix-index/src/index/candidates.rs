@@ -18,6 +18,7 @@ use super::{
 use crate::{
     events::Tier,
     id::{DpRank, WorkerId},
+    prefix::Prefix,
 };
 
 /// How long decisions are recorded, from the first one after an engine stored a block with an unknown parent.
@@ -40,14 +41,16 @@ pub(super) struct CandidateState {
 }
 
 impl CandidateState {
-    /// Returns whether events report the candidate's blocks, so that a decision at `at` is not recorded.
-    pub(super) fn is_followed(&mut self, at: Instant) -> bool {
-        let Some(cache) = &mut self.cache else { return self.live };
+    /// Returns whether events report the candidate's blocks of a prompt, so that a decision at `at` is not
+    /// recorded. Those of an adapter's prompt cannot be found if events do not name adapters.
+    pub(super) fn is_followed(&mut self, prefix: &Prefix, at: Instant) -> bool {
+        let Some(cache) = &mut self.cache else { return self.live && !prefix.is_of_adapter() };
         if cache.take_orphaned() {
             self.incomplete_until = Some(at + INCOMPLETE);
         }
         let is_complete = self.incomplete_until.is_none_or(|until| until <= at);
-        self.live && is_complete && !cache.lacks_followed_group()
+        let is_named = !prefix.is_of_adapter() || cache.names_adapters();
+        self.live && is_complete && is_named && !cache.lacks_followed_group()
     }
 }
 

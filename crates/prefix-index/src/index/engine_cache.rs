@@ -35,6 +35,7 @@ pub(super) struct EngineCache {
     groups: Groups,
     /// A block with an unknown parent was stored.
     orphaned: bool,
+    names_adapters: bool,
 }
 
 /// Effect of a store event.
@@ -275,6 +276,12 @@ impl EngineCache {
     /// Returns whether a block with an unknown parent was stored since the last call.
     pub(super) fn take_orphaned(&mut self) -> bool {
         std::mem::take(&mut self.orphaned)
+    }
+
+    /// Returns whether a stored block had the name of its adapter. A number names none: each engine counts
+    /// its adapters itself.
+    pub(super) fn names_adapters(&self) -> bool {
+        self.names_adapters
     }
 
     /// Decides what the eviction queue does with a run whose turn has come.

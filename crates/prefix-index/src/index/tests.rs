@@ -456,6 +456,44 @@ mod events {
     }
 
     #[test]
+    fn h6_decisions_for_adapters_are_recorded_besides_events_that_name_none() {
+        let tokens: Vec<u32> = (0..16).collect();
+        let prefix = |lora| Prefix::of_tokens(&tokens, 4, &Salt { lora, cache: None }, &[]);
+        let adapter = prefix(Some("ad"));
+        let named = |lora: &str| {
+            let KvEvent::Stored(stored) = stored(None, &[1, 2], &tokens[..8], Tier::Device) else { panic!() };
+            KvEvent::Stored(Stored { lora: Some(lora.to_owned()), ..stored })
+        };
+        let found = |index: &PrefixIndex| {
+            let mut overlaps = Overlaps::default();
+            index.matches(adapter.hashes(), &mut overlaps);
+            overlaps.get(HERE.0, HERE.1).device
+        };
+        let record = |index: &PrefixIndex, prefix: &Prefix| {
+            index.record(HERE.0, HERE.1, prefix, Instant::now());
+            index.flush();
+        };
+        for unnamed in [stored(None, &[1, 2], &tokens[..8], Tier::Device), named("3")] {
+            let index = live();
+            // H6.23: before the first event, and after one
+            record(&index, &adapter);
+            assert_eq!(found(&index), 4);
+            apply(&index, vec![unnamed]);
+            record(&index, &adapter);
+            assert_eq!((found(&index), index.stats().records), (4, 2));
+            record(&index, &prefix(None));
+            assert_eq!(index.stats().records, 2, "those of the model are not recorded");
+        }
+        let index = live();
+        record(&index, &adapter);
+        apply(&index, vec![named("ad")]);
+        // H6.23
+        assert_eq!((found(&index), index.stats().records), (2, 0));
+        record(&index, &adapter);
+        assert_eq!((found(&index), index.stats().records), (2, 0));
+    }
+
+    #[test]
     fn h2_an_offloaded_chunk_counts_as_a_whole_only() {
         let index = index(1 << 20, 120);
         let tokens: Vec<u32> = (0..64).collect();

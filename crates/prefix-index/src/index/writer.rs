@@ -129,7 +129,7 @@ impl Writer {
     /// reports the blocks of a prompt of bytes.
     fn record(&mut self, candidate: Candidate, prefix: Prefix, at: Instant) {
         let state = self.candidates.get_mut(candidate).filter(|_| !prefix.is_sparse());
-        if state.is_some_and(|state| state.is_followed(at)) {
+        if state.is_some_and(|state| state.is_followed(&prefix, at)) {
             return;
         }
         let Some(holder) = self.candidates.holder(candidate, RECORDED) else { return };
@@ -238,7 +238,7 @@ impl Writer {
     fn apply(&mut self, candidate: Candidate, mut batch: Batch) {
         let moved = take_moved(&mut batch.events);
         let mut cache = self.candidates.get_or_insert(candidate).cache.take().unwrap_or_default();
-        let recorded = cache.lacks_followed_group();
+        let (recorded, named) = (cache.lacks_followed_group(), cache.names_adapters());
         let mut cleared = false;
         for event in moved.into_iter().chain(batch.events) {
             let runs = cache.len();
@@ -261,9 +261,12 @@ impl Writer {
             self.settle(candidate, &mut cache, runs, bytes);
         }
         let ends_records = recorded && !cache.lacks_followed_group();
+        let ends_adapters = !named && cache.names_adapters();
         self.candidates.get_or_insert(candidate).cache = Some(cache);
-        if cleared || ends_records {
-            self.end_records_of(candidate, |record| cleared || !record.prefix.is_sparse());
+        if cleared || ends_records || ends_adapters {
+            self.end_records_of(candidate, |Record { prefix, .. }| {
+                cleared || (ends_records && !prefix.is_sparse()) || (ends_adapters && prefix.is_of_adapter())
+            });
         }
         self.compact();
     }
@@ -300,11 +303,13 @@ impl Writer {
     }
 
     /// Switches a candidate between events and recorded decisions. Each replaces what the other had added,
-    /// except for prompts of bytes, which are recorded in both cases.
+    /// except for prompts of bytes, which are recorded in both cases, and of adapters, which may be.
     fn set_live(&mut self, candidate: Candidate, live: bool) {
         if live {
             self.candidates.get_or_insert(candidate).live = true;
-            self.end_records_of(candidate, |record| !record.prefix.is_sparse());
+            self.end_records_of(candidate, |Record { prefix, .. }| {
+                !prefix.is_sparse() && !prefix.is_of_adapter()
+            });
         } else {
             // This is also the last message of a feed whose worker left, and removes what its late events
             // added.

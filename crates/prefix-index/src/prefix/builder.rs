@@ -15,6 +15,7 @@ pub struct PrefixBuilder {
     /// Tokens after the last full block.
     open: Vec<u32>,
     hashes: Vec<BlockHash>,
+    of_adapter: bool,
 }
 
 impl PrefixBuilder {
@@ -28,6 +29,7 @@ impl PrefixBuilder {
             chain: Chain::default(),
             open: Vec::with_capacity(block_size.min(tokens)),
             hashes: Vec::with_capacity(tokens / block_size),
+            of_adapter: salt.has_adapter(),
         }
     }
 
@@ -77,7 +79,7 @@ impl PrefixBuilder {
     /// Returns the prefix. Tokens after the last full block have no hash.
     #[must_use]
     pub fn finish(self) -> Prefix {
-        self.hashes.into()
+        Prefix { of_adapter: self.of_adapter, ..self.hashes.into() }
     }
 }
 

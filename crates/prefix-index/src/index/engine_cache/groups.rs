@@ -95,6 +95,7 @@ impl EngineCache {
         holders: &mut impl AssignHolders,
     ) -> StoreEffect {
         let before = self.bytes();
+        self.names_adapters |= stored.lora.as_ref().is_some_and(|name| name.parse::<u64>().is_err());
         if self.groups.learn(&stored, block_size) {
             // Another group was followed until now.
             self.clear(tree);
