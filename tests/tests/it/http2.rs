@@ -15,6 +15,7 @@ use pointsman_tests::{
 use pointsman_workers::WorkerSpec;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
     task::JoinSet,
     time::{Instant, sleep, timeout},
 };
@@ -531,5 +532,19 @@ async fn j5_no_reset_follows_an_early_refusal() {
         if (kind, flags) == (ping, ack) {
             break;
         }
+    }
+}
+
+#[tokio::test]
+async fn j5_http_2_without_tls_is_refused_in_its_own_words() {
+    let cluster = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await.unwrap();
+    for address in [cluster.gateway.address, cluster.gateway.admin] {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        stream.write_all(PREFACE).await.unwrap();
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).await.unwrap();
+        let (settings, goaway) = answer.split_at(9);
+        // J5.12: RFC 9113: GOAWAY is a frame of type 7, and HTTP_1_1_REQUIRED the error 13
+        assert_eq!((settings, goaway[3], goaway.last()), (&b"\0\0\0\x04\0\0\0\0\0"[..], 7, Some(&13)));
     }
 }

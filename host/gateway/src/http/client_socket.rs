@@ -4,6 +4,7 @@
 use std::{
     io::{self, IoSlice},
     pin::Pin,
+    sync::Once,
     task::{Context, Poll, ready},
 };
 
@@ -23,6 +24,11 @@ const LINGER: Duration = Duration::from_secs(2);
 /// Size of one read while bytes are discarded.
 const DISCARD: usize = 4 * 1024;
 
+/// The first bytes of HTTP/2.
+const HTTP2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n";
+/// Frames of HTTP/2 that refuse it: empty SETTINGS, and GOAWAY with the error `HTTP_1_1_REQUIRED`.
+const HTTP_1_1_REQUIRED: &[u8] = b"\0\0\0\x04\0\0\0\0\0\0\0\x08\x07\0\0\0\0\0\0\0\0\0\0\0\0\x0d";
+
 /// A client's socket.
 #[derive(Debug)]
 pub(super) struct ClientSocket {
@@ -35,6 +41,8 @@ pub(super) struct ClientSocket {
     /// Ends a blocked write, or the linger. Made when the first of them begins.
     timer: Option<Pin<Box<Sleep>>>,
     state: State,
+    /// Whether the next bytes are the first ones, and must not be those of HTTP/2.
+    expects_http1: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,7 +62,35 @@ impl ClientSocket {
         write_timeout: Duration,
         stopping: tokio_util::sync::CancellationToken,
     ) -> Self {
-        Self { stream, connection, write_timeout, stopping, timer: None, state: State::Open }
+        Self {
+            stream,
+            connection,
+            write_timeout,
+            stopping,
+            timer: None,
+            state: State::Open,
+            expects_http1: false,
+        }
+    }
+
+    /// Has HTTP/2 refused: without TLS, clients speak HTTP/1.1.
+    pub(super) fn with_http1_only(self) -> Self {
+        Self { expects_http1: true, ..self }
+    }
+
+    /// Tells a client that begins with HTTP/2 that it must not. The HTTP server then ends the connection.
+    fn refuse_http2(&self, first: &[u8]) {
+        static LOGGED: Once = Once::new();
+        if !first.starts_with(HTTP2_PREFACE) {
+            return;
+        }
+        // Nothing was written before, so that the socket takes them.
+        let _ = self.stream.try_write(HTTP_1_1_REQUIRED);
+        LOGGED.call_once(|| {
+            tracing::info!(
+                "client refused: it speaks HTTP/2 without TLS; use HTTP/1.1, or set [server.tls] for HTTP/2"
+            );
+        });
     }
 
     /// Waits for the first byte, and leaves it to be read; `None` when the client closed.
@@ -158,6 +194,9 @@ impl AsyncRead for ClientSocket {
         let outcome = Pin::new(&mut self.stream).poll_read(cx, buffer);
         if buffer.filled().len() > before {
             self.connection.read();
+            if std::mem::take(&mut self.expects_http1) {
+                self.refuse_http2(buffer.filled().get(before..).unwrap_or_default());
+            }
         }
         outcome
     }

@@ -143,7 +143,8 @@ async fn serve_connection(
     let (client, peer) = (ClientConnection::default(), open.peer);
     let socket = ClientSocket::new(stream, client.clone(), limits.write, stop.clone());
     let (io, certificate) = match tls {
-        None => (ClientStream::Plain(socket), None),
+        None if open.audience.speaks_http2_only() => (ClientStream::Plain(socket), None),
+        None => (ClientStream::Plain(socket.with_http1_only()), None),
         Some(tls) => {
             let secured = tokio::select! {
                 secured = handshake::accept(socket, &tls, peer) => secured,
