@@ -80,7 +80,7 @@ impl Capacity {
 fn policies(lane: &LaneSpec) -> usize {
     let ranking = match &lane.rank {
         Some(Rank::Scorers { scorers, .. }) => scorers.len(),
-        Some(Rank::Policy(_)) => 1,
+        Some(Rank::Policy(_) | Rank::File { .. }) => 1,
         Some(Rank::Native(_)) | None => 0,
     };
     lane.filters.len() + ranking + 1

@@ -47,6 +47,14 @@ pub enum Rank {
         /// Picks a row by the weighted sums of the costs.
         picker: Picker,
     },
+    /// The ranking policy in the file of the active lane, behind a filter in the file of a trial. The manager
+    /// makes it for a trial without a ranking of its own.
+    File {
+        /// The file of the active lane, relative to the policy directory.
+        file: PathBuf,
+        /// Settings and grants of the active lane.
+        lane: Box<LaneSpec>,
+    },
 }
 
 /// Which policy in a trial's own file gets the settings of the slot.

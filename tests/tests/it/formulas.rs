@@ -218,6 +218,19 @@ async fn a_formula_is_a_canary_is_promoted_and_rolled_back() {
 }
 
 #[tokio::test]
+async fn n7_a_filter_is_tried_before_both_parts_of_a_formula_file() {
+    let cluster = cluster("").await;
+    install(&cluster, "cost = \"label('place') == 'last' ? 0 : 1\"\nkeep = \"taint('spot')\"\n").await;
+    cluster.drop_policy("aggregated.canary.formula.toml", b"keep = \"active_requests < 9\"\n").unwrap();
+    reload(&cluster).await;
+    let canary = slot(&cluster).await["canary"].clone();
+    let worlds: Vec<_> = canary["parts"].as_array().unwrap().iter().map(|part| &part["world"]).collect();
+    // N7.8
+    assert_eq!(worlds, ["filter", "filter", "selector"], "{canary}");
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
 async fn keep_narrows_like_a_filter_and_shed_rejects_with_its_status() {
     let cluster = cluster("").await;
     let file = "cost = \"label('place') == 'last' ? 0 : 1\"\nkeep = \"taint('spot')\"\n";

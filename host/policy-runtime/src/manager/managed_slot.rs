@@ -165,7 +165,7 @@ impl ManagedSlot {
     }
 
     fn scan_file(&mut self, mode: Lane, builder: &mut ProgramBuilder) -> Option<Change> {
-        let (mut spec, active_rank) = (self.spec_now(mode, builder), self.spec.active.rank.clone());
+        let spec = self.spec_now(mode, builder);
         let lane = self.lane(mode);
         lane.inherited_by = spec.inherited_by.clone();
         lane.waits_for.clear();
@@ -182,14 +182,15 @@ impl ManagedSlot {
         }
         if let Some(found) = builder.find(&lane.file) {
             lane.found = found;
-            // A filter is tried with the ranking that it would have as the active file.
-            spec.rank = spec.rank.or(active_rank);
         }
         let plan = match builder.plan(Some(&lane.file), &spec) {
             Err(refused) => return self.refuse(mode, None, &refused),
             Ok(None) => return self.end_trial(mode),
             Ok(Some(plan)) => plan,
         };
+        if self.misses_rank(mode, &plan, builder) {
+            return None;
+        }
         let lane = self.lane(mode);
         lane.found = plan.own_file().unwrap_or(&lane.file).clone();
         lane.own = plan.own.as_ref().map(|own| own.digest);

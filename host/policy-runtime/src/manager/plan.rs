@@ -28,6 +28,16 @@ pub(super) enum PlannedRank {
     Native(NativeMode),
     Policy(ResolvedPart),
     Scorers(Vec<(ResolvedPart, f32, Normalize)>, Picker),
+    /// The file of the active lane, behind a filter.
+    File(Box<RankFile>),
+}
+
+/// A file that ranks, with the grants of its lane.
+pub(super) struct RankFile {
+    /// The filter of a formula file that ranks, too.
+    pub(super) keep: Option<ResolvedPart>,
+    pub(super) main: ResolvedPart,
+    pub(super) grants: Vec<Grant>,
 }
 
 /// Bytes and settings of one policy, with signature and pin checked.
@@ -185,6 +195,11 @@ fn fingerprint(
                 add(&format!("scorer {weight} {normalize:?}"), part);
             }
             hash.update(format!("{picker:?}"));
+        }
+        Some(PlannedRank::File(file)) => {
+            file.keep.iter().for_each(|part| add("keep", part));
+            add("rank", &file.main);
+            hash.update(format!("{:?}", file.grants));
         }
         Some(PlannedRank::Native(mode)) => hash.update(format!("{mode:?}")),
         None => {}

@@ -14,7 +14,7 @@ use pointsman_routing::{
 use super::{
     compiler::{Compiler, NotLoaded},
     folder::Folder,
-    plan::{Plan, PlannedRank, Refused, ResolvedPart},
+    plan::{Plan, PlannedRank, RankFile, Refused, ResolvedPart},
 };
 use crate::{
     access::Access,
@@ -25,6 +25,10 @@ use crate::{
     spec::{InheritedBy, LaneSpec, Part, Rank, ScorerPart},
     trust::TrustRules,
 };
+
+mod combine;
+
+use combine::{both, gather, gather_parts};
 
 /// Parts that a message lists.
 const MAX_NAMES: usize = 20;
@@ -105,7 +109,20 @@ impl ProgramBuilder {
                     |scorer: &ScorerPart| Ok((self.resolve(&scorer.part)?, scorer.weight, scorer.normalize));
                 PlannedRank::Scorers(gather(scorers.iter().map(resolve))?, *picker)
             }
+            Rank::File { file, lane } => {
+                let OwnFile { keep, main } = self.read_own(file, lane)?;
+                let missing = || Refused::new(file.clone(), None, self.missing(&file.display().to_string()));
+                let (main, grants) = (main.ok_or_else(missing)?, lane.grants.clone());
+                PlannedRank::File(Box::new(RankFile { keep, main, grants }))
+            }
         })
+    }
+
+    /// Returns whether a lane's own `file` is there and ranks. One that cannot be used counts: its refusal is
+    /// that of the plan. A filter is known once it was loaded.
+    pub(super) fn ranks(&self, file: &Path, spec: &LaneSpec) -> bool {
+        let own = self.read_own(file, spec).map(|own| own.main);
+        own.map_or(true, |own| own.is_some_and(|own| !self.filters.contains(&own.digest)))
     }
 
     /// Returns the content of a part: its file's while that exists, else the built-in one.
@@ -246,7 +263,7 @@ impl ProgramBuilder {
     }
 
     /// Loads all parts of the plan and composes the program. The plan may grow: a filter in the lane's own
-    /// file adds the rank of `spec`.
+    /// file adds the rank of `spec`. `access`: that of the slot.
     pub(super) fn build(
         &mut self,
         slot: SlotKind,
@@ -255,7 +272,7 @@ impl ProgramBuilder {
         access: &Access,
     ) -> Result<Program, BuildError> {
         self.compiler.begin();
-        let access = &access.granting(&spec.grants);
+        let (of_slot, access) = (access, &access.granting(&spec.grants));
         let filters = plan.filters.iter().map(|part| self.load_as(part, access, World::Filter, "filters"));
         let mut filters = gather_parts(filters);
         if let Some(own) = plan.own.clone() {
@@ -296,6 +313,14 @@ impl ProgramBuilder {
                 let (filters, scorers) = both(filters, gather_parts(parts.iter().map(load)))?;
                 Ok(Program::Scorers { filters, scorers, picker: *picker })
             }
+            Some(PlannedRank::File(file)) => {
+                let RankFile { keep, main, grants } = &**file;
+                let access = &of_slot.granting(grants);
+                let keep = gather_parts(keep.iter().map(|part| self.load(part, access)));
+                let (mut filters, (keep, policy)) = both(filters, both(keep, self.load(main, access)))?;
+                filters.extend(keep);
+                program(slot, filters, policy).map_err(|refusal| main.refused(refusal).into())
+            }
             // Unreachable: a plan without an own file has a rank.
             None => Ok(Program::Native(NativeMode::Kv)),
         }
@@ -306,7 +331,7 @@ impl ProgramBuilder {
         let ranking: Vec<&Part> = match &spec.rank {
             Some(Rank::Policy(part)) => vec![part],
             Some(Rank::Scorers { scorers, .. }) => scorers.iter().map(|scorer| &scorer.part).collect(),
-            Some(Rank::Native(_)) | None => Vec::new(),
+            Some(Rank::Native(_) | Rank::File { .. }) | None => Vec::new(),
         };
         let access = access.granting(&spec.grants);
         let mut refused = Vec::new();
@@ -341,39 +366,6 @@ impl ProgramBuilder {
             Err(NotLoaded::Refused(refusal)) => Err(part.refused(refusal).into()),
             Err(NotLoaded::Pending) => Err(BuildError::Pending),
         }
-    }
-}
-
-/// Returns all values, or all refusals.
-fn gather<T>(results: impl Iterator<Item = Result<T, Refused>>) -> Result<Vec<T>, Refused> {
-    let (mut values, mut refused) = (Vec::new(), Vec::new());
-    for result in results {
-        match result {
-            Ok(value) => values.push(value),
-            Err(error) => refused.push(error),
-        }
-    }
-    let mut refused = refused.into_iter();
-    refused.next().map_or(Ok(values), |first| Err(first.and(refused)))
-}
-
-/// Returns all loaded parts, or all refusals once no part is being compiled any more.
-fn gather_parts<T>(results: impl Iterator<Item = Result<T, BuildError>>) -> Result<Vec<T>, BuildError> {
-    let start = Ok(Vec::new());
-    results.fold(start, |values, result| {
-        let (mut values, value) = both(values, result)?;
-        values.push(value);
-        Ok(values)
-    })
-}
-
-/// Returns both values, or the refusals of both; a part that is being compiled may be refused, too.
-fn both<A, B>(a: Result<A, BuildError>, b: Result<B, BuildError>) -> Result<(A, B), BuildError> {
-    match (a, b) {
-        (Ok(a), Ok(b)) => Ok((a, b)),
-        (Err(BuildError::Pending), _) | (_, Err(BuildError::Pending)) => Err(BuildError::Pending),
-        (Err(BuildError::Refused(a)), Err(BuildError::Refused(b))) => Err(a.and([b]).into()),
-        (Err(refused), Ok(_)) | (Ok(_), Err(refused)) => Err(refused),
     }
 }
 

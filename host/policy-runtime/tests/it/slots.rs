@@ -520,6 +520,38 @@ fn a_promoted_canary_that_is_rolled_back_gives_the_file_back_and_is_no_canary_ag
 }
 
 #[test]
+fn n7_a_filter_is_tried_and_promoted_before_the_ranking_of_the_active_file() {
+    let managed = plain(&[("prefill.wasm", LEAST_LOADED), ("prefill.canary.wasm", LOW_QUEUE)]);
+    let tries = |policy: &'static str| {
+        move |slot: &SlotStatus| slot.canary.as_ref().is_some_and(|canary| canary.policy == policy)
+    };
+    // N7.8
+    managed.until("behind the file", tries("low-queue+least-loaded"));
+    managed.put("prefill.wasm", WEIGHTED_RANDOM);
+    managed.until("behind the next file", tries("low-queue+weighted-random"));
+    managed.promote(None).unwrap();
+    // N7.8
+    managed.holds(|slot| {
+        slot.policy == "low-queue+weighted-random" && slot.source == Source::Promoted && slot.canary.is_none()
+    });
+    managed.roll_back(Lane::Active).unwrap();
+    managed.holds(|slot| slot.policy == "weighted-random" && slot.canary.is_none());
+    undo(&managed).unwrap();
+    let tried = managed.until("tried again", tries("low-queue+weighted-random")).canary.unwrap();
+    // A file that is missing for a moment is still the one that ranks.
+    managed.remove("prefill.wasm");
+    managed.reload();
+    managed.put("prefill.wasm", WEIGHTED_RANDOM);
+    managed.holds(|slot| slot.canary.as_ref().is_some_and(|canary| canary.generation == tried.generation));
+    managed.remove("prefill.wasm");
+    managed.until("behind the configured one", tries("low-queue+kv-aware"));
+    // A filter as the active file does not rank.
+    managed.put("prefill.wasm", &[LOW_QUEUE, &[0, 2, 1, b'x']].concat());
+    managed.until("a filter serves", |slot| slot.policy == "low-queue+kv-aware");
+    managed.holds(tries("low-queue+kv-aware"));
+}
+
+#[test]
 fn a_reload_by_command_answers_with_what_it_did_and_what_stands_refused() {
     let managed = plain(&[]);
     fs::write(managed.dir.path().join("prefill.wasm"), LEAST_LOADED).unwrap();
