@@ -278,16 +278,21 @@ impl ManagedSlot {
     }
 
     /// Records that the running content now comes from another source. A promoted trial becomes the file's
-    /// content when an operator copies it there.
+    /// content when an operator copies it there. A rollback is over when files and settings ask for what it
+    /// restored.
     fn update_source(&mut self, mode: Lane, plan: &Plan) -> Option<Change> {
-        let source = if plan.has_own_file() { Source::File } else { Source::Default };
+        let (source, state) = match plan.has_own_file() {
+            true => (Source::File, SlotState::Active),
+            false => (Source::Default, SlotState::Default),
+        };
+        let is_rolled_back = mode == Lane::Active && self.state == SlotState::RolledBack;
         let content = self.lane(mode).content.as_mut()?;
-        if content.fingerprint != plan.fingerprint || content.source == source {
+        if content.fingerprint != plan.fingerprint || (content.source == source && !is_rolled_back) {
             return None;
         }
         content.source = source;
         if mode == Lane::Active {
-            self.state = if plan.has_own_file() { SlotState::Active } else { SlotState::Default };
+            self.state = state;
         }
         Some(self.change(mode, "kept", "same_content"))
     }

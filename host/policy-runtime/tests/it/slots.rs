@@ -14,7 +14,7 @@ use pointsman_embedded_policies::{CONDITIONAL_DISAGG, KV_AWARE, LEAST_LOADED, PR
 use pointsman_policy_runtime::{
     Access, Capacity, Command, CommandError, InheritedBy, LaneSpec, Limits, ManagerConfig, ManagerStatus,
     Part, PolicyDir, PolicyEngine, PolicyManager, Probation, Rank, Report, ScorerPart, SlotConfig, SlotSpec,
-    SlotStatus, Source, TrustRules,
+    SlotState, SlotStatus, Source, TrustRules,
 };
 use pointsman_routing::{Digest, Failure, Lane, Normalize, Origin, Picker, Program, Slot, SlotKind};
 use pointsman_test_guests::{HOSTILE, LOW_QUEUE, WEIGHTED_RANDOM};
@@ -517,6 +517,33 @@ fn a_promoted_canary_that_is_rolled_back_gives_the_file_back_and_is_no_canary_ag
     managed.until("a canary", |slot| slot.canary.is_some());
     assert_eq!(managed.roll_back(Lane::Canary).unwrap().changed[0].result, "withdrawn");
     managed.holds(|slot| slot.canary.is_none());
+}
+
+#[test]
+fn o1_a_rollback_is_over_when_files_and_settings_ask_for_what_it_restored() {
+    let managed = plain(&[("prefill.wasm", LEAST_LOADED)]);
+    let install = |bytes: &[u8], policy: &str| {
+        managed.put("prefill.wasm", bytes);
+        managed.until(policy, |slot| slot.policy == policy);
+    };
+    install(WEIGHTED_RANDOM, "weighted-random");
+    managed.roll_back(Lane::Active).unwrap();
+    managed.holds(|slot| slot.state == SlotState::RolledBack && slot.policy == "least-loaded");
+    managed.put("prefill.wasm", LEAST_LOADED);
+    // O1.23
+    managed.until("the file's again", |slot| slot.state == SlotState::Active);
+    managed.holds(|slot| slot.policy == "least-loaded" && slot.quarantined.len() == 1);
+    managed.remove("prefill.wasm");
+    managed.until("the default", |slot| slot.policy == "kv-aware");
+    install(HOSTILE, "hostile");
+    managed.roll_back(Lane::Active).unwrap();
+    managed.holds(|slot| slot.state == SlotState::RolledBack && slot.policy == "kv-aware");
+    managed.remove("prefill.wasm");
+    // O1.23
+    managed.until("the default again", |slot| slot.state == SlotState::Default);
+    // What was rolled back is kept out all the same.
+    managed.put("prefill.wasm", HOSTILE);
+    managed.until("kept out", |slot| slot.refusals.back().is_some_and(|last| last.kind == "quarantined"));
 }
 
 #[test]
