@@ -43,6 +43,8 @@ pub(super) struct ManagedSlot {
     /// Content that [`Slot::rollback`] restores.
     pub(super) previous: Option<Content>,
     pub(super) state: SlotState,
+    /// Lane and file that the promoted content came from.
+    promoted_from: Option<(Lane, PathBuf)>,
     /// Whether the active content replaced a removed file. Failures then cause no roll-back: the file is
     /// gone.
     removed: bool,
@@ -75,6 +77,7 @@ impl ManagedSlot {
             access: config.access,
             previous: None,
             state: SlotState::Default,
+            promoted_from: None,
             removed: false,
             rollbacks: 0,
             refusals: VecDeque::new(),

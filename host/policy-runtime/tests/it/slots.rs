@@ -520,6 +520,35 @@ fn a_promoted_canary_that_is_rolled_back_gives_the_file_back_and_is_no_canary_ag
 }
 
 #[test]
+fn o1_a_rollback_of_a_promotion_blames_the_file_of_the_trial() {
+    let managed = plain(&[("prefill.wasm", WEIGHTED_RANDOM), ("prefill.canary.wasm", LEAST_LOADED)]);
+    managed.until("a canary", |slot| slot.canary.is_some());
+    managed.promote(Some(Lane::Canary)).unwrap();
+    let report = managed.roll_back(Lane::Active).unwrap();
+    let blamed: Vec<_> = report.refused.iter().map(|one| (one.lane, one.file.as_str())).collect();
+    // O1.24
+    assert_eq!(blamed, [(Lane::Canary, "prefill.canary.wasm")]);
+    managed.holds(|slot| slot.state == SlotState::Active && slot.source == Source::File);
+    managed.remove("prefill.canary.wasm");
+    managed.until("no file", |slot| slot.undo.is_none() && !slot.refusals.iter().any(|one| one.in_force));
+    let why = undo(&managed).unwrap_err().to_string();
+    // O1.24
+    assert!(why.ends_with(": put it at `prefill.canary.wasm` again, then undo the rollback"), "{why}");
+    // The generation that a failure rolls back came from a file as well.
+    managed.put("prefill.shadow.wasm", HOSTILE);
+    managed.until("a shadow", |slot| slot.shadow.is_some());
+    managed.promote(Some(Lane::Shadow)).unwrap();
+    let timeout = Failure::Timeout { limit: Duration::from_millis(2), key: "policies.deadline" };
+    managed.slot.snapshot().active.note::<()>(&Err(timeout), Duration::ZERO);
+    let status = managed.until("rolled back", |slot| slot.rollbacks == 1);
+    let last = status.refusals.back().unwrap();
+    assert_eq!(
+        (last.lane, last.file.as_str(), last.kind),
+        (Lane::Shadow, "prefill.shadow.wasm", "rolled_back")
+    );
+}
+
+#[test]
 fn o1_a_rollback_is_over_when_files_and_settings_ask_for_what_it_restored() {
     let managed = plain(&[("prefill.wasm", LEAST_LOADED)]);
     let install = |bytes: &[u8], policy: &str| {

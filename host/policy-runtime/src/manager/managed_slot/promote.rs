@@ -46,8 +46,10 @@ impl ManagedSlot {
         (self.state, self.removed) = (SlotState::Active, false);
         let lane = self.lane(mode);
         lane.clear();
+        let from = (mode, lane.found.clone());
         // The file of the trial may stay in the directory. It must not start the trial again.
         lane.held = Some(Some(content.fingerprint));
+        self.promoted_from = Some(from);
         self.log_content(Lane::Active, "policy promoted");
         Ok(self.change(Lane::Active, "promoted", mode.as_str()))
     }

@@ -36,9 +36,8 @@ impl ManagedSlot {
         if event.lane == Lane::Active && (self.removed || self.previous.is_none()) {
             return None;
         }
-        let content = self.quarantine(event.lane)?;
+        let (content, (lane, file)) = self.quarantine(event.lane)?;
         self.rollbacks += 1;
-        let file = self.lane(event.lane).found.display().to_string();
         let message = rolled_back(event);
         tracing::warn!(
             slot = slot_label(&self.name()),
@@ -48,7 +47,7 @@ impl ManagedSlot {
             error = message,
             "policy rolled back"
         );
-        self.refuse_rolled_back(event.lane, file, content, message);
+        self.refuse_rolled_back(lane, file, content, message);
         let result = if event.lane == Lane::Active { "rolled_back" } else { "withdrawn" };
         Some(self.change(event.lane, result, event.failure.kind()))
     }
@@ -63,22 +62,22 @@ impl ManagedSlot {
         let name = slot_label(&self.name());
         let generation = self.running(mode).map(|handle| handle.generation.0);
         let pending = self.pending(mode, builder);
-        let content = self.quarantine(mode);
-        if let Some(content) = content {
+        let rolled_back = self.quarantine(mode);
+        let is_rolled_back = rolled_back.is_some();
+        if let Some((content, (lane, file))) = rolled_back {
             let digest = content.main.map(|digest| digest.to_string());
             tracing::info!(slot = name, lane = %mode, generation, digest, "policy rolled back by command");
-            let file = self.lane(mode).found.display().to_string();
             let message =
                 "rolled back by an operator; change the file or its settings to try again, or undo \
                            the rollback"
                     .to_owned();
-            self.refuse_rolled_back(mode, file, content, message);
+            self.refuse_rolled_back(lane, file, content, message);
         }
-        let result = match (content, &pending, mode) {
-            (None, None, _) => return Err(CommandError::NothingToRollBack(name)),
-            (None, Some(_), _) => "kept",
-            (Some(_), _, Lane::Active) => "rolled_back",
-            (Some(_), ..) => "withdrawn",
+        let result = match (is_rolled_back, &pending, mode) {
+            (false, None, _) => return Err(CommandError::NothingToRollBack(name)),
+            (false, Some(_), _) => "kept",
+            (true, _, Lane::Active) => "rolled_back",
+            (true, ..) => "withdrawn",
         };
         if let Some(plan) = pending {
             self.hold_back(mode, &plan);
@@ -116,20 +115,25 @@ impl ManagedSlot {
                        settings to try again, or undo the rollback"
             .to_owned();
         self.refuse_rolled_back(mode, file.clone(), content, message);
-        self.remember_rolled_back(mode, content, file);
+        self.remember_rolled_back(mode, content, file.clone(), file);
     }
 
     /// Records that a lane does not run what directory and configuration ask for.
     fn refuse_rolled_back(&mut self, lane: Lane, file: String, content: Content, message: String) {
         let record = self.refusal(lane, file, content.main, "rolled_back", message);
-        self.lane(lane).refusals = vec![record.clone()];
+        // A trial that was promoted may have another successor by now.
+        if lane == Lane::Active || self.lane(lane).content.is_none() {
+            self.lane(lane).refusals = vec![record.clone()];
+        }
         self.remember(record);
     }
 
-    /// Takes the content out of a lane and quarantines it. Returns `None` when the lane is empty, has no
-    /// previous content, or runs what replaced a removed file.
-    fn quarantine(&mut self, mode: Lane) -> Option<Content> {
+    /// Takes the content out of a lane and quarantines it. Returns it with the lane and the file that it came
+    /// from. Returns `None` when the lane is empty, has no previous content, or runs what replaced a removed
+    /// file.
+    fn quarantine(&mut self, mode: Lane) -> Option<(Content, (Lane, String))> {
         let content = self.lane(mode).content?;
+        let (from, file) = self.origin(mode, content);
         let policy = self.policy(mode).unwrap_or_default();
         if mode == Lane::Active {
             // A removed file serves no more, and what replaced it is not at fault.
@@ -147,12 +151,19 @@ impl ManagedSlot {
             self.slot.withdraw(mode);
             self.lane(mode).clear();
         }
-        self.remember_rolled_back(mode, content, policy);
-        Some(content)
+        self.remember_rolled_back(from, content, policy, file.clone());
+        Some((content, (from, file)))
     }
 
-    fn remember_rolled_back(&mut self, lane: Lane, content: Content, policy: String) {
-        let file = self.lane(lane).found.display().to_string();
+    /// Returns the lane and the file that the content of a lane came from.
+    fn origin(&self, mode: Lane, content: Content) -> (Lane, String) {
+        match &self.promoted_from {
+            Some((from, file)) if content.source == Source::Promoted => (*from, file.display().to_string()),
+            _ => (mode, self.lane_of(mode).found.display().to_string()),
+        }
+    }
+
+    fn remember_rolled_back(&mut self, lane: Lane, content: Content, policy: String, file: String) {
         self.quarantined.retain(|one| one.content.fingerprint != content.fingerprint);
         if self.quarantined.len() >= MAX_QUARANTINED {
             self.quarantined.pop_front();
