@@ -75,7 +75,7 @@ fn rolled_back(slot: &Slot) -> Option<String> {
         let digest = slot.quarantined.last()?;
         let digest = short(digest);
         return Some(format!(
-            "{}{} {digest}: no usable file asks for it now; an undo needs its file again",
+            "{}{} {digest}: no usable file or setting asks for it now; an undo needs its file or settings again",
             slot.slot,
             model(slot)
         ));
@@ -185,7 +185,7 @@ mod tests {
             "  prefill.wasm (not_wasm), 40 s ago: the newest \u{fffd}[2J\n",
             "  old.wasm: the file name selects no slot; did you mean `cold.wasm`?\n  older.wasm\n  and 7 more\n",
             "  prefill least-loaded sha256:77; to let it run again: pointsman policy rollback prefill --undo --model tiny\n",
-            "  decode sha256:88: no usable file asks for it now; an undo needs its file again\n",
+            "  decode sha256:88: no usable file or setting asks for it now; an undo needs its file or settings again\n",
             "  prefill active: installed (changed), now least-loaded, 50 s ago\n",
         ] {
             assert!(text.contains(line), "{line}: {text}");

@@ -114,7 +114,9 @@ impl Report {
         let undo = format!("`pointsman policy rollback {}{model} --undo` lets it run again", change.slot);
         match self.slot(change).is_some_and(|slot| slot.undo.is_some()) {
             true => format!("stays out until its file or settings change; {undo}"),
-            false => format!("stays out, and no usable file asks for it: put its file back, then {undo}"),
+            false => format!(
+                "stays out, and no usable file or setting asks for it: put its file or settings back, then {undo}"
+            ),
         }
     }
 
@@ -215,8 +217,8 @@ mod tests {
         assert_eq!(
             report(json!(null)),
             format!(
-                "tiny/prefill: nothing is active again; what ran before stays out, and no usable file asks for it: put \
-                 its file back, then {undo}"
+                "tiny/prefill: nothing is active again; what ran before stays out, and no usable file or setting asks \
+                 for it: put its file or settings back, then {undo}"
             )
         );
     }

@@ -83,8 +83,8 @@ pub enum CommandError {
     NothingToUndo(String),
     /// Nothing asks for the content that the slot rolled back.
     #[error(
-        "slot `{slot}` rolled back `{policy}` ({digest}), and no file or setting asks for it now: put it at \
-         `{file}` again, then undo the rollback"
+        "slot `{slot}` rolled back `{policy}` ({digest}), and no file or setting asks for it now: {advice}, then undo \
+         the rollback"
     )]
     NoFileToUndo {
         /// The slot.
@@ -93,8 +93,8 @@ pub enum CommandError {
         policy: String,
         /// Digest of its content.
         digest: Digest,
-        /// File of its lane.
-        file: String,
+        /// How to ask for it again.
+        advice: String,
     },
     /// The content that was rolled back cannot be used any more.
     #[error("the rollback of `{policy}` in slot `{slot}` stays: {why}; undo it again when that is mended")]

@@ -576,6 +576,33 @@ fn o1_a_rollback_is_over_when_files_and_settings_ask_for_what_it_restored() {
 }
 
 #[test]
+fn o1_an_undo_of_settings_asks_for_the_settings_and_not_for_the_file() {
+    let configured = |settings: &str| {
+        let mut spec = naming_least_loaded(settings);
+        spec.active.inherited_by = None;
+        spec
+    };
+    let [first, second, third] =
+        [1, 2, 3].map(|weight| configured(&format!("{{\"active-requests\":{weight}}}")));
+    let advice = ": give the slot the settings of that time again, then undo the rollback";
+    for files in [&[][..], &[("prefill.wasm", LEAST_LOADED)]] {
+        let managed = managed(first.clone(), TrustRules::default(), files);
+        let trust = TrustRules::default;
+        let configure = |spec: &SlotSpec| {
+            managed.ask(Command::Configure { specs: vec![(NAME, spec.clone())], trust: trust() }).unwrap();
+        };
+        configure(&second);
+        managed.roll_back(Lane::Active).unwrap();
+        configure(&third);
+        let why = undo(&managed).unwrap_err().to_string();
+        // O1.12
+        assert!(why.ends_with(advice), "{why}");
+        configure(&second);
+        undo(&managed).unwrap();
+    }
+}
+
+#[test]
 fn n7_a_filter_is_tried_and_promoted_before_the_ranking_of_the_active_file() {
     let managed = plain(&[("prefill.wasm", LEAST_LOADED), ("prefill.canary.wasm", LOW_QUEUE)]);
     let tries = |policy: &'static str| {

@@ -5,7 +5,7 @@ use pointsman_routing::{Digest, Lane};
 use super::{
     super::{
         command::{CommandError, slot_label},
-        managed_lane::Content,
+        managed_lane::{Content, Source},
         plan::{Plan, Refused},
         program_builder::ProgramBuilder,
         record::{Change, UndoneRollback},
@@ -16,6 +16,7 @@ use super::{
 use crate::refusal::Refusal;
 
 /// Content that a slot rolled back.
+#[derive(Clone)]
 pub(super) struct RolledBack {
     pub(super) content: Content,
     /// Name of the policy, or the file of one that was not compiled yet.
@@ -31,6 +32,15 @@ impl RolledBack {
     fn digest(&self) -> Digest {
         self.content.main.unwrap_or(self.content.fingerprint)
     }
+
+    /// Says how to ask for it again. `own`: digest of the file that its lane has now.
+    fn advice(&self, own: Option<Digest>) -> String {
+        if self.content.source == Source::Default || (own.is_some() && own == self.content.main) {
+            "give the slot the settings of that time again".to_owned()
+        } else {
+            format!("put it at `{}` again", self.file)
+        }
+    }
 }
 
 impl ManagedSlot {
@@ -43,15 +53,17 @@ impl ManagedSlot {
     ) -> Result<UndoneRollback, CommandError> {
         let slot = slot_label(&self.name());
         // A file may have changed since the last scan.
-        let mut refused = Vec::new();
+        let (mut refused, mut files) = (Vec::new(), Vec::new());
         for mode in Lane::ALL {
             let plan = builder.plan(Some(&self.lane_of(mode).file), &self.spec_now(mode, builder));
             self.lane(mode).asked = plan.as_ref().ok().and_then(|plan| Some(plan.as_ref()?.fingerprint));
+            let own = plan.as_ref().ok().and_then(|plan| Some(plan.as_ref()?.own.as_ref()?.digest));
+            files.extend(own.map(|own| (mode, own)));
             refused.extend(plan.err().map(|refused| (mode, refused)));
         }
         let place = self.undo_place();
         let Some(rolled_back) = place.and_then(|place| self.quarantined.get_mut(place)) else {
-            return Err(self.cannot_undo(slot, &refused));
+            return Err(self.cannot_undo(slot, &refused, &files));
         };
         rolled_back.undone = true;
         let fingerprint = rolled_back.content.fingerprint;
@@ -65,8 +77,13 @@ impl ManagedSlot {
         self.check_undone(&undone).map(|()| undone)
     }
 
-    /// `refused` are the lanes whose files or settings cannot be used.
-    fn cannot_undo(&self, slot: String, refused: &[(Lane, Refused)]) -> CommandError {
+    /// `refused` are the lanes whose files or settings cannot be used, `files` those with a file of their own.
+    fn cannot_undo(
+        &self,
+        slot: String,
+        refused: &[(Lane, Refused)],
+        files: &[(Lane, Digest)],
+    ) -> CommandError {
         let Some(one) = self.quarantined.iter().rev().find(|one| !one.undone) else {
             return CommandError::NothingToUndo(slot);
         };
@@ -76,7 +93,10 @@ impl ManagedSlot {
                 let why = format!("`{}` was refused ({}): {refusal}", file.display(), refusal.kind());
                 CommandError::UndoRefused { slot, policy, why }
             }
-            None => CommandError::NoFileToUndo { slot, policy, digest: one.digest(), file: one.file.clone() },
+            None => {
+                let own = files.iter().find(|(lane, _)| *lane == one.lane).map(|(_, own)| *own);
+                CommandError::NoFileToUndo { slot, policy, digest: one.digest(), advice: one.advice(own) }
+            }
         }
     }
 
@@ -91,17 +111,20 @@ impl ManagedSlot {
             return Ok(());
         }
         one.undone = false;
-        let (lane, file) = (one.lane, one.file.clone());
+        let one = one.clone();
+        let own = self.lane_of(one.lane).own;
         let (slot, policy) = (undone.slot.clone(), undone.policy.clone());
         let lanes = self.lanes();
         let asks = lanes.iter().filter(|lane| lane.asked == Some(undone.fingerprint));
         let refusal = asks.flat_map(|lane| &lane.refusals).next();
-        Err(match refusal.or_else(|| self.lane_of(lane).refusals.first()) {
+        Err(match refusal.or_else(|| self.lane_of(one.lane).refusals.first()) {
             Some(one) => {
                 let why = format!("`{}` was refused ({}): {}", one.file, one.kind, one.message);
                 CommandError::UndoRefused { slot, policy, why }
             }
-            None => CommandError::NoFileToUndo { slot, policy, digest: undone.digest, file },
+            None => {
+                CommandError::NoFileToUndo { slot, policy, digest: undone.digest, advice: one.advice(own) }
+            }
         })
     }
 
