@@ -66,7 +66,8 @@ pub fn parse_with<T: DeserializeOwned + Default>(
     problems.extend(overrides.apply(&mut table));
     for broken in references::follow(&mut table, secrets).into_iter().take(MAX_PROBLEMS) {
         let segments: Vec<Segment> = broken.segments.iter().map(Segment::from).collect();
-        problems.push(Problem::new(removed.path(&segments), broken.message));
+        let problem = Problem::new(removed.path(&segments), broken.message);
+        problems.push(overrides.named(problem, &keys(&segments), &lines));
         removed.remove(&mut table, &segments);
     }
     loop {

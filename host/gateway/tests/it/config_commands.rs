@@ -175,6 +175,8 @@ fn a_variable_is_toml_or_text_and_its_problems_name_it() {
         ("POINTSMAN__LIMITS__CHOICES", "0"),
         ("POINTSMAN__QUEUE__LIMIT__DEEPER", "1"),
         ("POINTSMAN__SERVER__API_KEYS", "sk-SECRET"),
+        ("POINTSMAN__SERVER__ADMIN_TOKEN", "{ file = '/no/such' }"),
+        ("POINTSMAN__POLICIES__TRUSTED_KEYS", "[{ env = 'POINTSMAN_NO_SUCH' }]"),
         ("POINTSMAN__SERVER____X", "1"),
         ("POINTSMAN__SERVR__LISTEN", "1"),
     ]);
@@ -183,6 +185,8 @@ fn a_variable_is_toml_or_text_and_its_problems_name_it() {
         "POINTSMAN__ROUTING__RETRYS: unknown key `retrys`: did you mean `retries`?",
         "POINTSMAN__ROUTING__RETRIES: invalid type: string \"many\", expected u32",
         "POINTSMAN__ROUTING__BLOCK_SIZE: invalid value: integer `-1`, expected u32",
+        "POINTSMAN__SERVER__ADMIN_TOKEN: cannot read the file `/no/such`",
+        "POINTSMAN__POLICIES__TRUSTED_KEYS: cannot read the environment variable `POINTSMAN_NO_SUCH`",
         "POINTSMAN__LIMITS__CHOICES: `0` is too small: expected 1 or more",
         "POINTSMAN__SERVER____X: the name has an empty part: expected POINTSMAN__SECTION__KEY",
         "POINTSMAN__SERVR__LISTEN: unknown key `servr`: did you mean `server`?",
