@@ -4,7 +4,7 @@ use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
 use pointsman_gateway::{
-    config::{Config, KeyDigest, KeyEntry, reload::ConfigSource},
+    config::{Config, Environment, KeyDigest, KeyEntry, reload::ConfigSource},
     daemon::{Daemon, InheritedSockets},
 };
 use pointsman_sim::{Dialect, Role, Sim, SimConfig, SimHandle};
@@ -136,8 +136,9 @@ impl TestClusterBuilder {
         }
         self.config.check()?;
         let started = self.config.clone();
-        let source =
-            self.reread.map(|(path, read)| ConfigSource::new(path, Arc::new(move || read(&started))));
+        let source = self.reread.map(|(path, read)| {
+            ConfigSource::new(path, Environment::default(), Arc::new(move || read(&started)))
+        });
         let gateway = Daemon::start_from(&self.config, source, InheritedSockets::default()).await?;
         let cluster = TestCluster {
             client: Client::new(gateway.address),

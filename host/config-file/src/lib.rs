@@ -26,9 +26,17 @@ pub fn read(path: &std::path::Path) -> Result<String, ConfigErrors> {
     })
 }
 
-/// Returns the files with secrets that a text names. Empty if the text is not TOML.
+/// Returns the files with secrets that a text names, with `overrides` in place of its values. Empty if the
+/// text is not TOML.
 #[must_use]
-pub fn secret_files(text: &str, secrets: &[&str]) -> std::collections::BTreeSet<std::path::PathBuf> {
-    let table: Result<toml::Table, _> = toml::from_str(text);
-    table.map(|table| references::files(&mut toml::Value::Table(table), secrets)).unwrap_or_default()
+pub fn secret_files(
+    text: &str,
+    secrets: &[&str],
+    overrides: &[Override],
+) -> std::collections::BTreeSet<std::path::PathBuf> {
+    let Ok(table) = toml::from_str(text) else { return Default::default() };
+    let mut root = toml::Value::Table(table);
+    // A value without a place in the table is a problem of `parse_with`.
+    let _ = overrides::Overrides::new(overrides).apply(&mut root);
+    references::files(&mut root, secrets)
 }

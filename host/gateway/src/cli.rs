@@ -242,7 +242,7 @@ fn ignore_user_signals(tasks: &TaskTracker) -> std::io::Result<()> {
 fn start(args: ServeArgs) -> anyhow::Result<Daemon> {
     let path = args.config.clone();
     let read: ReadConfig = Arc::new(move || args.config());
-    let source = path.map(|path| ConfigSource::new(Some(path), read.clone()));
+    let source = path.map(|path| ConfigSource::new(Some(path), Environment::of_process(), read.clone()));
     let config = read()?;
     crate::state::open_files::raise_limit();
     Handle::current().block_on(Daemon::start_from(&config, source, InheritedSockets::of_process()?))

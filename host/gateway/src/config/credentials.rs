@@ -23,7 +23,7 @@ const MAX_KEYS: usize = 100_000;
 /// Maximum number of files in the directory of keys.
 const MAX_FILES: usize = 10_000;
 /// Maximum size of a file with a digest, and of a file of the directory, bytes.
-const MAX_FILE_BYTES: u64 = 1024 * 1024;
+pub(super) const MAX_FILE_BYTES: u64 = 1024 * 1024;
 /// Endings of the names of files that editors and other tools leave beside a file that they change.
 const BACKUP_ENDINGS: [&str; 12] =
     ["bak", "backup", "old", "orig", "rej", "save", "swp", "swo", "swx", "swn", "tmp", "new"];

@@ -232,19 +232,20 @@ impl ConfigReloader {
 
     /// Looks at the file, and at the files with keys that it names, until `stop`. Reloads when one changed.
     pub(crate) async fn watch(&self, target: &impl ReloadTarget, stop: CancellationToken) {
-        let Some(path) = self.source.as_ref().and_then(|source| source.path.clone()) else { return };
+        let Some(source) = &self.source else { return };
+        let Some(path) = &source.path else { return };
         // A look or a reload may wait for a file system; the end does not.
-        stop.run_until_cancelled(self.follow(&path, target)).await;
+        stop.run_until_cancelled(self.follow(source, path, target)).await;
     }
 
-    async fn follow(&self, path: &Path, target: &impl ReloadTarget) {
+    async fn follow(&self, source: &ConfigSource, path: &Path, target: &impl ReloadTarget) {
         let mut before = self.current.lock().await.files.clone();
         // A pipe, such as standard input, was read once and is not watched.
         let (is_watched, mut missing) = (before.is_some(), Missing::default());
         loop {
             tokio::time::sleep(POLL_INTERVAL).await;
             let handled = self.current.lock().await.handled().cloned();
-            let mut look = pin!(self.look(path, before.clone()));
+            let mut look = pin!(self.look(source, before.clone()));
             let now = match tokio::time::timeout(READ_TIMEOUT, &mut look).await {
                 Ok(now) => now,
                 Err(_) => {
@@ -306,9 +307,13 @@ impl ConfigReloader {
         }
     }
 
-    async fn look(&self, path: &Path, before: Option<Arc<Watched>>) -> io::Result<Arc<Watched>> {
-        let (path, keys) = (path.to_owned(), KeyFiles::of(&self.current.lock().await.settings.auth));
-        let look = move || Ok(Arc::new(Watched::read(&path, before.as_deref())?.with_keys(keys)));
+    async fn look(&self, source: &ConfigSource, before: Option<Arc<Watched>>) -> io::Result<Arc<Watched>> {
+        let (source, keys) = (source.clone(), KeyFiles::of(&self.current.lock().await.settings.auth));
+        let look = move || {
+            let files =
+                source.files(before.as_deref()).unwrap_or_else(|| Err(io::ErrorKind::NotFound.into()));
+            Ok(Arc::new(files?.with_keys(keys)))
+        };
         tokio::task::spawn_blocking(look).await.map_err(io::Error::other)?
     }
 }

@@ -6,6 +6,7 @@ use std::{
     fs,
     io::{Read as _, Write as _},
     net::{SocketAddr, TcpStream},
+    path::Path,
     process::{Child, Command, Stdio},
     thread,
     time::Duration,
@@ -33,9 +34,14 @@ struct Gateway {
 impl Gateway {
     /// Starts a gateway. Returns when its port is bound: then it still compiles its policies.
     fn start(dir: TempDir, clients: SocketAddr) -> Self {
+        Self::start_with(dir, clients, &[])
+    }
+
+    fn start_with(dir: TempDir, clients: SocketAddr, variables: &[(&str, &str)]) -> Self {
         let log = fs::File::create(dir.path().join("log")).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_pointsman"));
         command.args(["serve", "--config", "p.toml"]).current_dir(dir.path()).stdout(Stdio::null());
+        command.envs(variables.iter().copied());
         let process = command.env("NO_COLOR", "1").env_remove("RUST_LOG").stderr(log).spawn().unwrap();
         let gateway = Self { process, clients, dir };
         gateway.until("its port is bound", |gateway| TcpStream::connect(gateway.clients).is_ok());
@@ -55,20 +61,20 @@ impl Gateway {
         fs::read_to_string(self.dir.path().join("log")).unwrap()
     }
 
-    /// Returns the head of the answer to a client with this key.
-    fn answer(&self, key: &str) -> String {
-        let mut stream = TcpStream::connect(self.clients).unwrap();
-        stream.set_read_timeout(Some(LIMIT)).unwrap();
-        let head = "GET /v1/models HTTP/1.1\r\nhost: a\r\nconnection: close";
-        write!(stream, "{head}\r\nauthorization: Bearer {key}\r\n\r\n").unwrap();
-        let mut text = String::new();
-        stream.read_to_string(&mut text).unwrap();
-        text
-    }
-
     fn accepts(&self, key: &str) -> bool {
-        self.answer(key).starts_with("HTTP/1.1 200")
+        is_accepted(self.clients, "GET /v1/models", key)
     }
+}
+
+/// Returns whether an address answers this request with 200.
+fn is_accepted(address: SocketAddr, request: &str, key: &str) -> bool {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    let head = format!("{request} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\ncontent-length: 0");
+    write!(stream, "{head}\r\nauthorization: Bearer {key}\r\n\r\n").unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    text.starts_with("HTTP/1.1 200")
 }
 
 impl Drop for Gateway {
@@ -110,6 +116,49 @@ fn n1_a_key_that_is_revoked_while_the_gateway_starts_is_refused() {
     // N1.4: said once
     assert_eq!(refusals(&gateway), 1, "{}", gateway.log());
     assert!(gateway.accepts("c"));
+}
+
+/// Replaces a file by one of the same time, as `rsync -t` does. Its length stays the same, too.
+fn replace(file: &Path, text: &str) {
+    let before = fs::metadata(file).unwrap();
+    let next = file.with_extension("next");
+    fs::write(&next, text).unwrap();
+    fs::File::options().write(true).open(&next).unwrap().set_modified(before.modified().unwrap()).unwrap();
+    assert_eq!(fs::metadata(&next).unwrap().len(), before.len());
+    fs::rename(next, file).unwrap();
+}
+
+#[test]
+fn k1_every_file_that_names_or_holds_a_secret_is_watched_by_its_content() {
+    let [clients, admin] = [(); 2].map(|()| free_address());
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    let [config, token, digest, key_file] = ["p.toml", "token", "digest", "keys/a.toml"].map(path);
+    let server = format!("[server]\nlisten = '{clients}'\nadmin_listen = '{admin}'\nthreads = 1\n");
+    fs::write(config, format!("{server}[auth]\nkey_dir = 'keys'\n")).unwrap();
+    fs::create_dir(path("keys")).unwrap();
+    let entry = |id: &str, digest: &str| format!("[[auth.keys]]\nid = '{id}'\ndigest = {digest}\n");
+    let own = |key: &str| entry("own", &format!("'{}'", KeyDigest::sha256(key)));
+    let named = entry("named", "{ file = 'digest' }");
+    fs::write(&key_file, own("own-key-1") + &named).unwrap();
+    fs::write(&digest, KeyDigest::sha256("named-key-1").to_string()).unwrap();
+    let tokens = ["token-of-operators-1", "token-of-operators-2"];
+    fs::write(&token, tokens[0]).unwrap();
+    let variables = [("POINTSMAN__SERVER__ADMIN_TOKEN", "{ file = 'token' }")];
+    let gateway = Gateway::start_with(dir, clients, &variables);
+    let changes = |token: &str| is_accepted(admin, "POST /policies/reload", token);
+    gateway.until("the first secrets are accepted", |gateway| {
+        changes(tokens[0]) && gateway.accepts("own-key-1") && gateway.accepts("named-key-1")
+    });
+    // K1.6: each of them alone
+    replace(&digest, &KeyDigest::sha256("named-key-2").to_string());
+    gateway.until("the named key is refused", |gateway| !gateway.accepts("named-key-1"));
+    assert!(gateway.accepts("named-key-2") && gateway.accepts("own-key-1"));
+    replace(&key_file, &(own("own-key-2") + &named));
+    gateway.until("the own key is refused", |gateway| !gateway.accepts("own-key-1"));
+    replace(&token, tokens[1]);
+    gateway.until("the token is refused", |_| !changes(tokens[0]));
+    assert!(gateway.accepts("own-key-2") && gateway.accepts("named-key-2") && changes(tokens[1]));
 }
 
 /// Holds a lease of a file for ten seconds and more: a process that opens it waits, as for a server that is

@@ -1,9 +1,9 @@
 //! Where the configuration comes from.
 
-use std::{fmt, fs, path::PathBuf, sync::Arc};
+use std::{fmt, fs, io, path::PathBuf, sync::Arc};
 
 use super::watched::{KeyFiles, Watched};
-use crate::config::{Config, settings::Settings};
+use crate::config::{Config, Environment, settings::Settings};
 
 /// Reads the configuration as it was read at the start: the file, and the flags that take precedence over it.
 pub type ReadConfig = Arc<dyn Fn() -> anyhow::Result<Config> + Send + Sync>;
@@ -13,18 +13,27 @@ pub type ReadConfig = Arc<dyn Fn() -> anyhow::Result<Config> + Send + Sync>;
 pub struct ConfigSource {
     /// File that is watched for changes, with the files that it names.
     pub(super) path: Option<PathBuf>,
+    /// Variables that may name files, too.
+    environment: Environment,
     read: ReadConfig,
     /// The files before the configuration of the start was read.
     pub(super) at_start: Option<Arc<Watched>>,
 }
 
 impl ConfigSource {
-    /// Source of a configuration that is read after this: later changes of the file `path` are applied.
-    /// Blocks.
+    /// Source of a configuration that `read` reads after this, from the file `path` and from `environment`:
+    /// later changes of the file are applied. Blocks.
     #[must_use]
-    pub fn new(path: Option<PathBuf>, read: ReadConfig) -> Self {
-        let at_start = path.as_deref().and_then(|path| Watched::read(path, None).ok()).map(Arc::new);
-        Self { path, read, at_start }
+    pub fn new(path: Option<PathBuf>, environment: Environment, read: ReadConfig) -> Self {
+        let mut source = Self { path, environment, read, at_start: None };
+        source.at_start = source.files(None).and_then(Result::ok).map(Arc::new);
+        source
+    }
+
+    /// Looks at the file, and at the files with secrets; `None` without a file. `before`: what they were.
+    /// Blocks.
+    pub(super) fn files(&self, before: Option<&Watched>) -> Option<io::Result<Watched>> {
+        self.path.as_deref().map(|path| Watched::read(path, &self.environment, before))
     }
 
     /// Looks at the files with keys that the configuration of the start names, before they are read. Blocks.
@@ -40,7 +49,7 @@ impl ConfigSource {
         if let Some(path) = path {
             return Err(format!("{}: the configuration is not a regular file", path.display()));
         }
-        let files = self.path.as_deref().and_then(|path| Watched::read(path, None).ok());
+        let files = self.files(None).and_then(Result::ok);
         let config = (self.read)().map_err(|error| format!("{error:#}"))?;
         let files = files.map(|files| Arc::new(files.with_keys(KeyFiles::of(&config.auth))));
         Ok((config.resolve().map_err(|errors| errors.to_string())?, files))

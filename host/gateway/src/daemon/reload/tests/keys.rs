@@ -635,7 +635,7 @@ impl Reloading {
         let read = move || Ok(Config::load(Some(&path), &Environment::default(), |_| {})?);
         let settings = read().and_then(|config: Config| Ok(config.resolve()?)).unwrap();
         let (probe, _) = watch::channel(probe_config(&settings));
-        let source = ConfigSource::new(None, Arc::new(read));
+        let source = ConfigSource::new(None, Environment::default(), Arc::new(read));
         Self {
             shared: SharedState::new(build(&Config::default(), settings, Some(source), probe).unwrap()),
             dir,
