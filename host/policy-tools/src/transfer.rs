@@ -14,7 +14,7 @@ use crate::{
     oci::{Artifact, Layout, Metadata, RegistryArgs, replace},
     output::print,
     place::Place,
-    policy_file::{read, refused},
+    policy_file::{formulas, is_formula, read, refused},
 };
 
 /// Arguments of `push`.
@@ -23,7 +23,8 @@ use crate::{
 pub struct PushArgs {
     /// The policy. Its signature, FILE.minisig, is pushed with it if it exists.
     file: PathBuf,
-    /// HOST/REPOSITORY[:TAG][@DIGEST], oci:DIR[:TAG] or dir:DIR; the default tag is latest.
+    /// HOST/REPOSITORY[:TAG][@DIGEST], oci:DIR[:TAG] or dir:DIR; the default tag is latest. A formula file goes to
+    /// dir:DIR only.
     target: Place,
     #[command(flatten)]
     registry: RegistryArgs,
@@ -55,17 +56,32 @@ Exit code: 0 when the policy was copied, 2 when it was not.";
 
 impl PushArgs {
     pub(crate) fn run(&self) -> anyhow::Result<ExitCode> {
-        let wasm = read(&self.file)?;
-        let artifact = Artifact { signature: signature(&self.file)?, metadata: self.metadata(&wasm)?, wasm };
+        let (wasm, is_formula) = (read(&self.file)?, is_formula(&self.file));
+        let is_directory = matches!(self.target, Place::Directory(_));
+        let metadata = match is_formula {
+            false => self.metadata(&wasm)?,
+            true if is_directory => {
+                formulas(&wasm, 0).map_err(|refusal| refused(&self.file, &refusal))?;
+                Metadata::default()
+            }
+            true => bail!(
+                "{}: registries and image layouts take components only: copy a formula file with dir:DIR",
+                self.file.display()
+            ),
+        };
+        let artifact = Artifact { signature: signature(&self.file)?, metadata, wasm };
         let done = match &self.target {
             Place::Layout(directory, tag) => {
                 let manifest = Layout::create(directory)?.push(tag, &artifact)?;
                 format!("{}:{tag}  manifest {manifest}", directory.display())
             }
             Place::Directory(directory) => {
+                if !directory.is_dir() {
+                    bail!("{}: no such directory; check the path, or create it first", directory.display());
+                }
                 let file = directory.join(self.file.file_name().context("the file has no name")?);
-                write(&file, &artifact)?;
-                file.display().to_string()
+                let removed = write(&file, &artifact)?;
+                format!("{}{removed}", file.display())
             }
             Place::Registry(reference) => {
                 let manifest = self.registry.push(reference, &artifact)?;
@@ -108,10 +124,10 @@ impl PullArgs {
             Some(output) => output.clone(),
             None => PathBuf::from(format!("{}.wasm", file_name(&artifact.metadata.name)?)),
         };
-        write(&output, &artifact)?;
+        let removed = write(&output, &artifact)?;
         let signed = if artifact.signature.is_some() { ", with its signature" } else { "" };
         print(&format!(
-            "{}{signed}{manifest}\npolicy sha256:{}\n",
+            "{}{signed}{manifest}{removed}\npolicy sha256:{}\n",
             output.display(),
             digest(&artifact.wasm)
         ))?;
@@ -149,12 +165,21 @@ fn signature(file: &Path) -> anyhow::Result<Option<String>> {
 }
 
 /// Writes the signature first: a gateway that watches the directory then finds both when it finds the policy.
-fn write(file: &Path, artifact: &Artifact) -> anyhow::Result<()> {
+/// Removes the signature that belonged to the content before, and returns a line about it.
+fn write(file: &Path, artifact: &Artifact) -> anyhow::Result<String> {
+    let path = signature_path(file);
     if let Some(text) = &artifact.signature {
-        let path = signature_path(file);
         replace(&path, text.as_bytes()).with_context(|| path.display().to_string())?;
     }
-    replace(file, &artifact.wasm).with_context(|| file.display().to_string())
+    replace(file, &artifact.wasm).with_context(|| file.display().to_string())?;
+    if artifact.signature.is_some() {
+        return Ok(String::new());
+    }
+    match std::fs::remove_file(&path) {
+        Ok(()) => Ok(format!("\nremoved {}: this policy comes without a signature", path.display())),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(String::new()),
+        Err(error) => Err(error).with_context(|| format!("cannot remove {}", path.display())),
+    }
 }
 
 #[cfg(test)]

@@ -788,7 +788,61 @@ fn a_layout_keeps_a_policy_with_its_signature_and_a_changed_blob_is_refused() {
     assert!(changed.err.contains("it was changed or cut"), "{}", changed.err);
     assert!(!dir.path().join("changed.wasm").exists());
 
+    fs::create_dir(dir.path().join("policies.d")).expect("created");
     let copied = pointsman(dir.path(), ["push", "policy.wasm", "dir:policies.d"]);
     assert_eq!(copied.code, Some(0), "{}", copied.err);
     assert!(dir.path().join("policies.d/policy.wasm").exists());
+}
+
+#[test]
+fn o9_a_copy_without_a_signature_leaves_none_of_another_policy() {
+    let dir = folder();
+    let path = |name: &str| dir.path().join(name);
+    embedded(dir.path(), "least-loaded");
+    fs::create_dir(path("policies.d")).expect("created");
+    assert_eq!(pointsman(dir.path(), ["push", "policy.wasm", "oci:layout:unsigned"]).code, Some(0));
+    for (command, target) in [
+        (["push", "policy.wasm", "dir:policies.d"], "policies.d/policy.wasm"),
+        (["pull", "oci:layout:unsigned", "-opulled.wasm"], "pulled.wasm"),
+    ] {
+        let signature = path(&format!("{target}.minisig"));
+        fs::write(path(target), "another policy").expect("written");
+        fs::write(&signature, "its signature").expect("written");
+        let ran = pointsman(dir.path(), command);
+        assert_eq!(ran.code, Some(0), "{}", ran.err);
+        // O9.1
+        assert!(!signature.exists() && path(target).exists(), "{target}");
+        let removed = format!("\nremoved {target}.minisig: this policy comes without a signature\n");
+        assert!(ran.out.contains(&removed), "{}", ran.out);
+        let again = pointsman(dir.path(), command);
+        assert!(again.code == Some(0) && !again.out.contains("removed"), "{}{}", again.out, again.err);
+    }
+}
+
+#[test]
+fn o9_a_formula_file_is_copied_to_a_directory_that_exists_and_to_no_registry() {
+    let dir = folder();
+    let path = |name: &str| dir.path().join(name);
+    let push = |target: &str| pointsman(dir.path(), ["push", "prefill.formula.toml", target]);
+    let text = "cost = \"active_requests\"\n";
+    fs::write(path("prefill.formula.toml"), text).expect("written");
+    // O9.3
+    let missing = push("dir:policies.d");
+    assert_eq!(missing.code, Some(2), "{}", missing.out);
+    let why = "policies.d: no such directory; check the path, or create it first";
+    assert!(missing.err.contains(why) && !path("policies.d").exists(), "{}", missing.err);
+    fs::create_dir(path("policies.d")).expect("created");
+    let copied = push("dir:policies.d");
+    // O9.2
+    assert_eq!(copied.code, Some(0), "{}", copied.err);
+    assert_eq!(fs::read_to_string(path("policies.d/prefill.formula.toml")).expect("read"), text);
+    for target in ["oci:layout:1.0", "127.0.0.1:9/team/prefill:1.0"] {
+        let refused = push(target);
+        let why = "registries and image layouts take components only: copy a formula file with dir:DIR";
+        assert!(refused.code == Some(2) && refused.err.contains(why), "{target}: {}", refused.err);
+    }
+    fs::write(path("prefill.formula.toml"), "cost = \"active_request\"\n").expect("written");
+    let refused = push("dir:policies.d");
+    assert!(refused.code == Some(2) && refused.err.contains("refused (formula)"), "{}", refused.err);
+    assert_eq!(fs::read_to_string(path("policies.d/prefill.formula.toml")).expect("read"), text);
 }
