@@ -9,6 +9,7 @@ use std::{
 
 use clap::Args;
 use pointsman_decision_log::{LoggedDecision, LoggedRequest};
+use pointsman_policy_runtime::FORMULA_SUFFIX;
 
 use super::{
     convert::{Converter, LeftOut},
@@ -129,9 +130,22 @@ impl ExportArgs {
         let _ = write!(
             text,
             "\nCompare what ran, and what ran beside it as canary and shadow, on this traffic:\n\n  pointsman compare \
-             --trace {output} --trace-block {block} --fleet fleet.toml --seeds 5 --jitter-ms 20{}\n",
-            seen.arms()
+             --trace {output} --trace-block {block} --fleet fleet.toml --seeds 5 --jitter-ms 20"
         );
+        let mut files = BTreeSet::new();
+        for (lane, parts) in seen.arms() {
+            let _ = write!(text, " \\\n      --arm {lane}={}", parts.join("+"));
+            files.extend(parts.into_iter().filter(|part| part.starts_with("./")));
+        }
+        text.push('\n');
+        if !files.is_empty() {
+            let files = files.into_iter().collect::<Vec<_>>().join(", ");
+            let _ = write!(
+                text,
+                "\nThe log does not contain policies. Put them where you run this command, as they served: {files}. \
+                 Formulas of the configuration go into such a file, too.\n"
+            );
+        }
         text
     }
 }
@@ -179,21 +193,18 @@ impl Seen {
         text
     }
 
-    /// Returns one arm for each lane, with the policy that its slots ran most often.
-    fn arms(&self) -> String {
-        let mut text = String::new();
-        for lane in ["active", "canary", "shadow"] {
+    /// Returns one arm for each lane: the policies that its slots ran most often.
+    fn arms(&self) -> impl Iterator<Item = (&'static str, Vec<String>)> {
+        ["active", "canary", "shadow"].into_iter().filter_map(|lane| {
             let of_slot = |is_override: bool| {
                 let ran = self.policies.iter().filter(|((ran_in, slot, _), _)| {
                     *ran_in == lane && (slot == "decode-override") == is_override
                 });
-                ran.max_by_key(|(_, count)| **count).map(|((.., ran), _)| ran.part())
+                ran.max_by_key(|(_, count)| **count).map(|((_, slot, ran), _)| ran.part(lane, slot))
             };
-            let Some(route) = of_slot(false) else { continue };
-            let decide = of_slot(true).map(|decide| format!("+{decide}")).unwrap_or_default();
-            let _ = write!(text, " \\\n      --arm {lane}={route}{decide}");
-        }
-        text
+            let route = of_slot(false)?;
+            Some((lane, std::iter::once(route).chain(of_slot(true)).collect()))
+        })
     }
 }
 
@@ -210,8 +221,12 @@ impl Ran {
     }
 
     /// Returns the policy as a part of `--arm`. The user has to name the file of a policy that is not built
-    /// in.
-    fn part(&self) -> String {
+    /// in, and of formulas, which the log does not contain.
+    fn part(&self, lane: &str, slot: &str) -> String {
+        if self.name == "formula" {
+            let trial = if lane == "active" { String::new() } else { format!(".{lane}") };
+            return format!("./{slot}{trial}{FORMULA_SUFFIX}");
+        }
         let is_file = self.digest.is_some() && pointsman_embedded_policies::by_name(&self.name).is_none();
         if is_file { format!("./{}.wasm", self.name) } else { self.name.clone() }
     }

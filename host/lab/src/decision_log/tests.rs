@@ -118,6 +118,36 @@ fn requests_become_a_trace_with_their_shared_prefixes_sessions_and_pauses() {
 }
 
 #[test]
+fn i10_the_command_to_compare_formulas_names_their_files() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut logged = request(1_000, 40, &[900]);
+    let by_formula = |lane: &str| LoggedDecision {
+        lane: lane.into(),
+        policy: Some("formula".into()),
+        digest: Some("ef".into()),
+        shadow: None,
+        ..logged.decisions[0].clone()
+    };
+    // The shadow beside the active lane runs a file as well.
+    let active = LoggedDecision { shadow: logged.decisions[0].shadow.clone(), ..by_formula("active") };
+    logged.decisions = vec![active, by_formula("canary")];
+    write(directory.path(), "decisions-1.jsonl.zst", &[frame(&[json(&header()), json(&logged)])]);
+    let (text, _) = export(directory.path(), &[]).unwrap();
+    let command = "--jitter-ms 20 \\\n      --arm active=./aggregated.formula.toml \\\n      \
+                   --arm canary=./aggregated.canary.formula.toml \\\n      --arm shadow=./mine.wasm\n\nThe log \
+                   does not contain policies. Put them where you run this command, as they served: \
+                   ./aggregated.canary.formula.toml, ./aggregated.formula.toml, ./mine.wasm.";
+    // I10.12
+    assert!(text.contains(command), "{text}");
+    let files = ["aggregated.formula.toml", "aggregated.canary.formula.toml"];
+    for file in files.map(|file| directory.path().join(file)) {
+        fs::write(&file, "cost = \"active_requests\"\n").unwrap();
+        // `compare` takes such a file as an arm.
+        crate::arm::Arm::parse(&format!("a={}", file.display())).unwrap();
+    }
+}
+
+#[test]
 fn requests_that_say_nothing_of_an_answer_are_left_out_and_counted() {
     let directory = tempfile::tempdir().unwrap();
     let failed = LoggedOutcome { status: 502, code: "bad_upstream".into(), ..LoggedOutcome::default() };
