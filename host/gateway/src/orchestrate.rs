@@ -283,10 +283,9 @@ impl Drive {
 
     /// Reports an event to the state machine and queues the actions that follow.
     pub(crate) fn report(&mut self, event: Event) {
+        self.charge_if_given_up(event);
         self.queue.extend(self.legs.on(event));
-        if !self.legs.has_open_handoff() {
-            self.open_handoff = None;
-        }
+        self.open_handoff = self.open_handoff.take().filter(|_| self.legs.has_open_handoff());
         if event == Event::Deadline && !self.legs.is_finished() {
             self.extend_deadline();
         }
@@ -387,6 +386,7 @@ impl Drive {
 
 impl Drop for Drive {
     fn drop(&mut self) {
+        self.charge_given_up();
         self.release();
     }
 }

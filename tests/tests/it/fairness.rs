@@ -130,6 +130,79 @@ async fn l1_the_reservation_is_settled_however_a_request_ends() {
     assert!((940..=999).contains(&left(&cluster, "c").await));
 }
 
+/// Input tokens that a tenant has left of 1,000, by the headers of a request with one prompt token.
+async fn input_left(cluster: &TestCluster, tenant: &str) -> u64 {
+    let reply = ask(cluster, tenant, json!({"prompt": [1], "max_tokens": 1})).await;
+    assert_eq!(reply.status, 200, "{:?}", reply.json());
+    header(&reply, "x-ratelimit-remaining-tokens").parse().unwrap()
+}
+
+/// A prompt of 400 tokens.
+fn long_prompt() -> Value {
+    json!({"prompt": vec![7; 400]})
+}
+
+/// Tokens of all tenants: `prompt` or `output`.
+async fn charged(cluster: &TestCluster, what: &str) -> f64 {
+    cluster.at_rest().await.unwrap();
+    let values = cluster.metric(&format!("pointsman_tenant_{what}_tokens_total")).await.unwrap();
+    values.iter().sum()
+}
+
+#[tokio::test]
+async fn l1_a_prompt_that_no_model_ran_is_not_charged() {
+    let limit = "[tenants.'*']\ninput_tokens_per_minute = 1000";
+    for status in [400, 503] {
+        let cluster = cluster(limit, instant()).await;
+        let fault = pointsman_sim::FaultKind::Status { status, retry_after: Some(0) };
+        cluster.sims[0].set_faults(vec![pointsman_sim::Fault::always(fault)]);
+        for _ in 0..6 {
+            let reply = ask(&cluster, "a", long_prompt()).await;
+            // L1.5
+            assert_eq!(reply.status, status, "{:?}", reply.json());
+        }
+        // L1.5
+        assert!(charged(&cluster, "prompt").await < 1.0);
+    }
+    let cluster = cluster(limit, instant()).await;
+    let words = "word ".repeat(1_500);
+    for (path, body) in [
+        ("/tokenize", json!({"model": "tiny", "prompt": words})),
+        (
+            "/v1/messages/count_tokens",
+            json!({"model": "tiny", "messages": [{"role": "user", "content": words}]}),
+        ),
+    ] {
+        let reply = cluster.client.post(path, &[(HEADER, "counts")], body.to_string()).await.unwrap();
+        // L1.3
+        assert_eq!(reply.status, 200, "{path}: {:?}", reply.json());
+    }
+    // L1.5
+    assert!(input_left(&cluster, "counts").await >= 998);
+    assert_eq!(ask(&cluster, "pays", long_prompt()).await.status, 200);
+    // L1.4
+    assert!((590..=700).contains(&input_left(&cluster, "pays").await));
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn l1_a_client_that_leaves_while_an_engine_runs_pays_for_its_prompt_and_a_whole_answer() {
+    let slow = SimConfig { itl: Duration::from_millis(20), ..instant() };
+    let cluster = cluster("[tenants.a]\ninput_tokens_per_minute = 1000", slow).await;
+    let mut body = long_prompt();
+    body["max_tokens"] = 200.into();
+    let asked = ask(&cluster, "a", body);
+    tokio::time::timeout(Duration::from_millis(1_500), asked).await.unwrap_err();
+    cluster.at_rest().await.unwrap();
+    // L1.5
+    assert!(input_left(&cluster, "a").await < 900);
+    // L1.5: and one prompt token of the request that asks what is left
+    assert_eq!(charged(&cluster, "prompt").await, 401.0);
+    let output = charged(&cluster, "output").await;
+    // L1.5: about 100 tokens, each after 15 ms (F4.10)
+    assert!((20.0..=201.0).contains(&output), "{output}");
+}
+
 /// An engine that puts ten tokens into each of two events, and reports usage if it is asked.
 async fn engine_of_large_events() -> RawEngine {
     let script = |request: &RawRequest| {

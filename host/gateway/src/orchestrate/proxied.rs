@@ -285,6 +285,11 @@ impl ProxiedRequest {
             Content::Elsewhere(status) => {
                 let code = if status.is_success() { "ok" } else { "bad_upstream" };
                 self.drive.account.ended(status.as_u16(), code);
+                if !status.is_success() {
+                    // No engine runs its legs, and its tenant pays for none.
+                    self.drive.account.leg_cancelled(Leg::Prefill);
+                    self.drive.account.leg_cancelled(self.drive.answering());
+                }
                 // Ends the legs without a word about their workers.
                 return self.report(Event::ClientGone);
             }

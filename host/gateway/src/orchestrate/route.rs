@@ -282,6 +282,7 @@ impl Drive {
     /// Notes that a worker accepted a leg: it has the prompt (F5), and the session is bound to it (F8). A
     /// planned worker is one of the decode leg.
     pub(crate) fn accepted(&mut self, leg: Leg) {
+        self.account.answer_began();
         self.runs[leg].keep_record();
         let leg = self.planned_for(leg).map_or(leg, |_| Leg::Decode);
         let Some(ttl) = self.state.settings.affinity(&self.request.hints) else { return };

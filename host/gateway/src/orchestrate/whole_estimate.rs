@@ -1,5 +1,6 @@
 //! Raises the booking of an answer that is not streamed with its estimated progress (F4.10).
 
+use pointsman_orchestration::Event;
 use pointsman_workers::{Booking, Estimate, Leg};
 use tokio::time::{Duration, Instant};
 
@@ -51,6 +52,11 @@ impl WholeEstimate {
         self.due = self.estimate.next(elapsed).map(|next| from + next);
     }
 
+    /// Returns the number of output tokens that the worker has generated until now.
+    fn tokens(&self) -> u32 {
+        self.from.and_then(|from| self.estimate.tokens(from.elapsed())).unwrap_or(0)
+    }
+
     /// The answer arrived, with this many tokens if its engine reported them.
     pub(super) fn ended(&self, booking: &Booking, tokens: Option<u32>, metrics: &Metrics) {
         if let (Some(from), Some(tokens)) = (self.from, tokens) {
@@ -78,6 +84,19 @@ impl Drive {
         if let Some(estimate) = &mut self.estimate {
             estimate.begins(Instant::now());
         }
+    }
+
+    /// Charges the tenant for legs that still run, if the event gives their request up (L1.5).
+    pub(super) fn charge_if_given_up(&mut self, event: Event) {
+        if matches!(event, Event::ClientGone | Event::Deadline) {
+            self.charge_given_up();
+        }
+    }
+
+    /// Charges the tenant for legs that still run when their request is given up (L1.5).
+    pub(super) fn charge_given_up(&mut self) {
+        let output = self.estimate.as_ref().map_or(0, WholeEstimate::tokens);
+        self.account.given_up(output);
     }
 
     /// Corrects the booking by the answer.

@@ -133,12 +133,12 @@ impl TenantFamilies {
         );
         registry.register(
             "pointsman_tenant_prompt_tokens",
-            "Number of prompt tokens of a tenant's requests that a worker was chosen for, as the engine reported or the gateway counted them",
+            "Number of prompt tokens of a tenant's requests that an engine ran, as the engine reported or the gateway counted them",
             self.prompt_tokens.clone(),
         );
         registry.register(
             "pointsman_tenant_output_tokens",
-            "Number of output tokens of a tenant's requests",
+            "Number of output tokens of a tenant's requests, as the engine reported or the gateway counted or estimated them",
             self.output_tokens.clone(),
         );
         registry.register(

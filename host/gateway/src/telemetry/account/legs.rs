@@ -1,6 +1,6 @@
 //! The legs of a request: the time at which each was sent, and how it ended.
 
-use pointsman_workers::Leg;
+use pointsman_workers::{Leg, PerLeg};
 use tokio::time::Instant;
 
 use super::{Account, micros};
@@ -33,6 +33,7 @@ impl Account {
 
     /// Records that a leg ended, or why it failed.
     pub(crate) fn leg_ended(&mut self, leg: Leg, outcome: Result<(), &'static str>) {
+        self.quota.model_ran |= outcome == Err("timeout");
         self.observe_end(leg, outcome.err().unwrap_or("ok"));
         if let Some(trace) = &mut self.trace {
             trace.leg_ended(leg, outcome);
@@ -44,6 +45,16 @@ impl Account {
         self.count_cancelled(leg);
         if let Some(trace) = &mut self.trace {
             trace.leg_cancelled(leg);
+        }
+    }
+
+    /// Records that the request is given up: its client left, or its time is over. A whole answer that is not
+    /// complete has about `output` tokens.
+    pub(crate) fn given_up(&mut self, output: u32) {
+        let PerLeg { prefill, answering } = &self.open_legs;
+        self.quota.model_ran |= prefill.is_some() || answering.is_some();
+        if answering.is_some() {
+            self.quota.given_up_output = output;
         }
     }
 

@@ -18,6 +18,10 @@ pub(super) struct Quota {
     charged: (u64, u64),
     /// Reservation of a part of the tenant's limits.
     reservation: Option<Reservation>,
+    /// Whether an engine ran the request, as far as is known, so that its tenant pays for the prompt.
+    pub(super) model_ran: bool,
+    /// Estimated output tokens of a whole answer that was given up.
+    pub(super) given_up_output: u32,
 }
 
 impl Account {
@@ -47,6 +51,9 @@ impl Account {
         endpoint: Endpoint,
     ) -> Result<(), Box<Exceeded>> {
         let Some(reservation) = &mut self.quota.reservation else { return Ok(()) };
+        if endpoint.needs_no_model_run() {
+            return Ok(());
+        }
         let has_tokens = endpoint.streams() && !endpoint.streams_bytes();
         let output = if has_tokens { estimated_output(request) } else { 0 };
         reservation.tokens(u64::from(request.prompt_tokens), output)
@@ -84,13 +91,19 @@ impl Account {
         }
     }
 
+    /// Records that the answer of an engine began, and was not an error.
+    pub(crate) fn answer_began(&mut self) {
+        self.quota.model_ran = true;
+    }
+
     /// Returns the tokens of the prompt and the output, as the engine reported them or else as the gateway
-    /// counted them. A request for which no worker was chosen used none.
+    /// counted or estimated them. A request that no engine ran used none (L1.5).
     pub(super) fn used_tokens(&self) -> (u64, u64) {
-        if self.receipts.is_empty() {
+        if !self.quota.model_ran || self.endpoint.needs_no_model_run() {
             return (0, 0);
         }
         let reported = self.usage.map(|usage| usage.prompt_tokens).filter(|tokens| *tokens > 0);
-        (u64::from(reported.unwrap_or(self.prompt_tokens)), u64::from(self.tokens))
+        let output = if self.tokens > 0 { self.tokens } else { self.quota.given_up_output };
+        (u64::from(reported.unwrap_or(self.prompt_tokens)), u64::from(output))
     }
 }
