@@ -131,6 +131,8 @@ async fn k1_two_keys_in_one_request_are_refused() {
     assert_eq!(ask(&cluster, &[bearer, other]).await, (400, "invalid_request".into()));
     assert_eq!(ask(&cluster, &[bearer, bearer]).await, (400, "invalid_request".into()));
     assert_eq!(ask(&cluster, &[bearer, ("x-api-key", "a-key")]).await, ok());
+    assert_eq!(ask(&cluster, &[bearer, ("x-api-key", "")]).await, ok());
+    assert_eq!(ask(&cluster, &[("x-api-key", "")]).await, (401, "unauthorized".into()));
     let long = "x".repeat(30_000);
     assert_eq!(with_key(&cluster, &long).await, (401, "unauthorized".into()));
     cluster.at_rest().await.unwrap();

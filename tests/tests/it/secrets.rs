@@ -197,6 +197,7 @@ async fn k5_the_clients_authorization_reaches_an_engine_only_when_it_is_configur
         (false, both, "", None),
         (true, both, "", Some("Bearer of-client")),
         (true, &both[1..], "", Some("Bearer of-client")),
+        (true, &[("x-api-key", "")][..], "", None),
         (true, both, ",api_key=of-worker", Some("Bearer of-worker")),
         (false, both, ",api_key=of-worker", Some("Bearer of-worker")),
     ] {

@@ -11,7 +11,8 @@ use crate::openai::{client_key::API_KEY, error::ApiError};
 /// The request has two that differ: which one counts would be a guess.
 pub(super) fn client_key(headers: &HeaderMap) -> Result<Option<&str>, ApiError> {
     let bearer = once(headers, &header::AUTHORIZATION)?.and_then(token_of);
-    let key = once(headers, &API_KEY)?;
+    // Some clients send the header empty when they have only the other one.
+    let key = once(headers, &API_KEY)?.filter(|key| !key.trim().is_empty());
     match (bearer, key) {
         (Some(bearer), Some(key)) if bearer != key => {
             Err(ambiguous("`authorization` and `x-api-key` have different keys; send one of them"))
@@ -70,6 +71,11 @@ mod tests {
         assert_eq!(key_of(&[(authorization(), "Bearer a"), (API_KEY, "a")]), a());
         assert_eq!(key_of(&[(authorization(), "Basic a"), (API_KEY, "a")]), a());
         assert_eq!(key_of(&[(authorization(), "Basic a")]), Ok(None));
+        for empty in ["", " "] {
+            // K1.5
+            assert_eq!(key_of(&[(authorization(), "Bearer a"), (API_KEY, empty)]), a());
+            assert_eq!(key_of(&[(API_KEY, empty)]), Ok(None));
+        }
         let refused = Err("invalid_request");
         assert_eq!(key_of(&[(authorization(), "Bearer a"), (API_KEY, "b")]), refused);
         assert_eq!(key_of(&[(authorization(), "Bearer a"), (authorization(), "Bearer a")]), refused);

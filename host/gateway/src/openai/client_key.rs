@@ -9,5 +9,6 @@ pub(crate) const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 /// the key of the Anthropic API as a bearer token.
 pub(crate) fn forwarded(headers: &HeaderMap) -> Option<HeaderValue> {
     let bearer = |key: &HeaderValue| HeaderValue::from_bytes(&[b"Bearer ", key.as_bytes()].concat()).ok();
-    headers.get(header::AUTHORIZATION).cloned().or_else(|| headers.get(API_KEY).and_then(bearer))
+    let key = || headers.get(API_KEY).filter(|key| !key.is_empty());
+    headers.get(header::AUTHORIZATION).cloned().or_else(|| key().and_then(bearer))
 }
