@@ -195,8 +195,14 @@ fn method_and_path(request: &HttpRequest<Body>) -> String {
 fn cors(origins: &[HeaderValue]) -> CorsLayer {
     let any = origins.iter().any(|origin| origin == "*");
     let origins = if any { AllowOrigin::any() } else { AllowOrigin::list(origins.iter().cloned()) };
-    let shown =
-        ["x-request-id", "x-pointsman-decision", "x-pointsman-warning", "retry-after", "retry-after-ms"];
+    let shown = [
+        "x-request-id",
+        "request-id",
+        "x-pointsman-decision",
+        "x-pointsman-warning",
+        "retry-after",
+        "retry-after-ms",
+    ];
     let shown =
         shown.map(HeaderName::from_static).into_iter().chain(RateHeaders::NAMES.into_iter().flatten());
     CorsLayer::new()

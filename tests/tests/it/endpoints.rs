@@ -660,6 +660,33 @@ async fn b12_models_version_health_and_unknown_paths_answer_as_openai_does() {
 }
 
 #[tokio::test]
+async fn a5_answers_to_messages_have_the_id_in_the_header_of_the_anthropic_api_too() {
+    let cluster = aggregated().await;
+    let message = |model: &str| {
+        json!({ "model": model, "max_tokens": 2, "messages": [{ "role": "user", "content": "hi" }] })
+            .to_string()
+    };
+    let streamed = message("tiny").replacen('{', "{\"stream\":true,", 1);
+    for (path, body, status) in [
+        ("/v1/messages", message("tiny"), 200),
+        ("/v1/messages", streamed, 200),
+        ("/v1/messages/count_tokens", message("tiny"), 200),
+        ("/v1/messages", message("other"), 404),
+        ("/v1/messages", "{".to_owned(), 400),
+        ("/v1/messages/batches", "{}".to_owned(), 404),
+    ] {
+        let reply = post(&cluster, path, "application/json", &body).await;
+        assert_eq!(reply.status.as_u16(), status, "{path} {body}");
+        // A5.5
+        assert_eq!(reply.headers["request-id"], reply.headers["x-request-id"], "{path} {body}");
+    }
+    let chat = message("tiny");
+    let reply = post(&cluster, "/v1/chat/completions", "application/json", &chat).await;
+    // A5.5
+    assert!(!reply.headers.contains_key("request-id"), "{:?}", reply.headers);
+}
+
+#[tokio::test]
 async fn b12_cors_is_off_until_origins_are_configured() {
     let page = [
         ("origin", "https://page.example"),
@@ -692,6 +719,8 @@ async fn b12_cors_is_off_until_origins_are_configured() {
     }
     // I7.3
     assert!(exposed.contains(&"retry-after-ms") && exposed.contains(&"x-request-id"), "{exposed:?}");
+    assert!(exposed.contains(&"request-id"), "{exposed:?}");
+    assert_eq!(reply.headers["request-id"], reply.headers["x-request-id"]);
     let other = [("origin", "https://other.example")];
     let reply = cluster.client.send("GET", "/v1/models", &other).await.unwrap();
     // I7.3

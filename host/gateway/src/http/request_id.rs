@@ -9,6 +9,7 @@ use axum::{
 
 use crate::{
     hex::Hex,
+    openai::endpoint::Format,
     openai::request_id::{REQUEST_ID, set_request_id},
 };
 
@@ -33,7 +34,7 @@ pub(crate) async fn add_request_id(request: Request, next: Next) -> Response<Bod
     let mut response = next.run(request).await;
     if !response.headers().contains_key(REQUEST_ID) {
         let given: HeaderMap = id.into_iter().map(|id| (REQUEST_ID, id)).collect();
-        set_request_id(response.headers_mut(), &request_id(&given));
+        set_request_id(response.headers_mut(), Format::OpenAi, &request_id(&given));
     }
     response
 }

@@ -120,7 +120,7 @@ async fn answer(
     let mut response = Response::new(());
     *response.status_mut() = head.status;
     response.headers_mut().extend(content_type.map(|kind| (header::CONTENT_TYPE, kind)));
-    set_request_id(response.headers_mut(), request_id);
+    set_request_id(response.headers_mut(), Endpoint::StoredResponse.format(), request_id);
     if is_stream {
         set_stream_headers(response.headers_mut());
         return Ok(Answered::Stream(response.map(|()| body)));

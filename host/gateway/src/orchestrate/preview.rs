@@ -86,7 +86,7 @@ fn answer(request: &Request, (text, content_type): (String, &'static str), id: &
     let mut response = Response::new(Bytes::from(text));
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
-    set_request_id(headers, id);
+    set_request_id(headers, request.endpoint.format(), id);
     if let Some(warning) = &request.hints.warning {
         headers.insert("x-pointsman-warning", warning.clone());
     }

@@ -77,7 +77,7 @@ impl Drive {
 
     /// Adds the gateway's own headers.
     pub(crate) fn add_own_headers(&self, headers: &mut HeaderMap) {
-        set_request_id(headers, &self.account.request_id);
+        set_request_id(headers, self.request.endpoint.format(), &self.account.request_id);
         self.account.add_limit_headers(headers);
         if let Some(warning) = &self.request.hints.warning {
             headers.insert("x-pointsman-warning", warning.clone());

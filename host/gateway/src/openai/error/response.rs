@@ -44,7 +44,7 @@ impl ApiError {
             }
         };
         *response.status_mut() = self.status();
-        set_request_id(response.headers_mut(), request_id);
+        set_request_id(response.headers_mut(), format, request_id);
         if let Some(seconds) = self.retry_after() {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
