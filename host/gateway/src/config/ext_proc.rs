@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use pointsman_config_file::{Report, section};
 
-use super::Tls;
+use super::{Tls, server::taken};
 
 /// Upper limit of the configured number of requests: each holds its body and its state.
 const MAX_STREAMS: usize = 1_000_000;
@@ -38,11 +38,9 @@ impl ExtProc {
 
     /// Refuses the addresses of other listeners, which come with their keys.
     pub(super) fn check_listen(&self, others: [(&str, SocketAddr); 2], report: &mut Report<'_>) {
-        for (key, address) in others {
-            if let Some(listen) = self.listen.filter(|listen| *listen == address && listen.port() != 0) {
-                let message = format!("`{listen}` is also the address of {key}: use another port");
-                report.add("listen", message);
-            }
+        let Some(listen) = self.listen else { return };
+        for message in others.into_iter().filter_map(|other| taken(listen, other)) {
+            report.add("listen", message);
         }
     }
 }

@@ -67,11 +67,25 @@ pub struct Server {
     pub admin_tls: Option<Tls>,
 }
 
+/// Returns what is wrong with an address if the listener of another key takes its port there, too. An
+/// unspecified address takes the port on all addresses; that of IPv6 also on those of IPv4.
+pub(super) fn taken(address: SocketAddr, (key, other): (&str, SocketAddr)) -> Option<String> {
+    let covers =
+        |all: SocketAddr, one: SocketAddr| all.ip().is_unspecified() && (all.is_ipv6() || one.is_ipv4());
+    if address.port() == 0 || address.port() != other.port() {
+        None
+    } else if address.ip() == other.ip() {
+        Some(format!("`{address}` is also the address of {key}: use another port"))
+    } else if covers(address, other) || covers(other, address) {
+        Some(format!("`{address}` and `{other}` of {key} take the same port: use another port"))
+    } else {
+        None
+    }
+}
+
 impl Server {
     fn rules(&self, report: &mut Report<'_>) {
-        if self.listen == self.admin_listen && self.listen.port() != 0 {
-            let message =
-                format!("`{}` is also the address of server.listen: use another port", self.admin_listen);
+        if let Some(message) = taken(self.admin_listen, ("server.listen", self.listen)) {
             report.add("admin_listen", message);
         }
         for (position, origin) in self.cors_origins.iter().enumerate() {

@@ -294,6 +294,29 @@ fn the_settings_do_not_print_a_secret() {
 }
 
 #[test]
+fn n7_an_address_that_another_listener_covers_is_refused() {
+    let listen = |clients: &str, operators: &str| {
+        format!("[server]\nlisten = \"{clients}\"\nadmin_listen = \"{operators}\"\nadmin_insecure = true")
+    };
+    for (clients, operators) in [
+        ("0.0.0.0:9090", "127.0.0.1:9090"),
+        ("127.0.0.1:9090", "0.0.0.0:9090"),
+        ("[::]:9090", "127.0.0.1:9090"),
+        ("[::]:9090", "0.0.0.0:9090"),
+    ] {
+        let problem = format!(
+            "line 3: server.admin_listen: `{operators}` and `{clients}` of server.listen take the same port: use \
+             another port"
+        );
+        // N7.1
+        check(&listen(clients, operators), &[&problem]);
+    }
+    check(&listen("0.0.0.0:9090", "[::1]:9090"), &[]);
+    check(&listen("10.0.0.1:9090", "127.0.0.1:9090"), &[]);
+    check(&listen("0.0.0.0:0", "127.0.0.1:0"), &[]);
+}
+
+#[test]
 fn a_network_needs_an_admin_token_or_a_word_that_it_is_meant() {
     let problem = "line 2: server.admin_listen: `0.0.0.0:9090` can be reached from the network, and there is no admin \
                    token: add `admin_token`, listen on 127.0.0.1, or set `admin_insecure = true` to let everyone \
