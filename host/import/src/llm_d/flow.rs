@@ -1,5 +1,7 @@
 //! Flow control: the queue, and when workers count as busy.
 
+use anyhow::bail;
+
 use super::{
     Import,
     config::{Plugin, number},
@@ -76,13 +78,17 @@ impl Import<'_> {
         let get = |key: &str| section.and_then(|section| section.get(key)).filter(|node| !node.is_null());
         let requests = get("maxRequests").map(quantity).transpose()?.filter(|requests| *requests > 0);
         let bytes = get("maxBytes").map(quantity).transpose()?.filter(|bytes| *bytes > 0);
-        let ttl = get("defaultRequestTTL").and_then(Node::text);
+        let ttl = get("defaultRequestTTL").map(duration).transpose()?;
         let source =
             |given: bool, key: &str| if given { key.to_owned() } else { format!("default of {key}") };
         self.draft
             .table("queue")
             .set("limit", requests.unwrap_or(DEFAULT_REQUESTS), source(requests.is_some(), "maxRequests"))
-            .set("timeout", duration(ttl), source(ttl.is_some(), "defaultRequestTTL"));
+            .set(
+                "timeout",
+                ttl.as_deref().unwrap_or(DEFAULT_TTL),
+                source(ttl.is_some(), "defaultRequestTTL"),
+            );
         if let Some(bytes) = bytes {
             self.draft.set("queue", "bytes", bytes, "maxBytes");
         }
@@ -169,15 +175,52 @@ impl Import<'_> {
     }
 }
 
-/// A duration as Go writes it; llm-d's default for anything that is not a positive one.
-fn duration(text: Option<&str>) -> String {
-    let text = text.unwrap_or(DEFAULT_TTL);
-    let plain = |text: &str, unit: &str| {
-        let number = text.strip_suffix(unit)?;
-        number.parse::<u32>().ok().filter(|number| *number > 0).map(|number| format!("{number}{unit}"))
+/// A duration as Go writes it: `90s`, `1h30m`, `90.5s`; llm-d's default where it is not positive.
+///
+/// # Errors
+/// The text is something else.
+fn duration(node: &Node) -> anyhow::Result<String> {
+    let text = node.text().unwrap_or_default();
+    let Some(millis) = millis(text) else {
+        bail!("line {}: `{}` is not a duration: expected 30s, 1m30s or 500ms", node.line, plain(text))
     };
-    let known = ["ms", "s", "m", "h"].iter().find_map(|unit| plain(text, unit));
-    known.unwrap_or_else(|| DEFAULT_TTL.to_owned())
+    Ok(match to_i64(millis.ceil()) {
+        0 => DEFAULT_TTL.to_owned(),
+        whole if whole % 1_000 == 0 => format!("{}s", whole / 1_000),
+        millis => format!("{millis}ms"),
+    })
+}
+
+/// Milliseconds of a duration as Go writes it; `None`: it is something else.
+fn millis(text: &str) -> Option<f64> {
+    const UNITS: [(&str, f64); 8] = [
+        ("ns", 1e-6),
+        ("us", 1e-3),
+        ("µs", 1e-3),
+        ("μs", 1e-3),
+        ("ms", 1.0),
+        ("s", 1e3),
+        ("m", 6e4),
+        ("h", 3.6e6),
+    ];
+    let (sign, mut rest) = match text.strip_prefix('-') {
+        Some(rest) => (-1.0, rest),
+        None => (1.0, text.strip_prefix('+').unwrap_or(text)),
+    };
+    if rest == "0" {
+        return Some(0.0);
+    }
+    let mut sum = 0.0;
+    let mut is_empty = true;
+    while !rest.is_empty() {
+        let end = rest.find(|letter: char| !letter.is_ascii_digit() && letter != '.')?;
+        let (digits, after) = rest.split_at(end);
+        let (unit, factor) = UNITS.iter().find(|(unit, _)| after.starts_with(unit))?;
+        sum += digits.parse::<f64>().ok()? * factor;
+        rest = after.strip_prefix(unit)?;
+        is_empty = false;
+    }
+    (!is_empty).then_some(sign * sum)
 }
 
 /// A quantity of Kubernetes: `100`, `1k`, `500M`, `1Gi`.
@@ -226,8 +269,27 @@ mod tests {
         for text in ["many", "1Xi", "inf"] {
             assert!(quantity(&node(text)).is_err(), "{text}");
         }
-        for (text, seconds) in [("30s", "30s"), ("2m", "2m"), ("0s", "60s"), ("1h30m", "60s"), ("", "60s")] {
-            assert_eq!(duration(Some(text)), seconds, "{text}");
+        for (text, time) in [
+            ("30s", "30s"),
+            ("2m", "120s"),
+            ("2h", "7200s"),
+            ("5m0s", "300s"),
+            ("1h30m", "5400s"),
+            ("1m30s", "90s"),
+            ("90.5s", "90500ms"),
+            ("500ms", "500ms"),
+            ("1500us", "2ms"),
+            ("0s", "60s"),
+            ("\"0\"", "60s"),
+            ("-5s", "60s"),
+        ] {
+            // S2.5
+            assert_eq!(duration(&node(text)).unwrap(), time, "{text}");
+        }
+        for text in ["60", "\"\"", "soon", "1x", "5m0", "s", "1.2.3s"] {
+            let refused = duration(&node(text)).unwrap_err().to_string();
+            // S2.1
+            assert!(refused.starts_with("line 1: `") && refused.contains("is not a duration"), "{refused}");
         }
     }
 }
