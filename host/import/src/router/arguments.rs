@@ -112,7 +112,7 @@ impl CommandLine {
     fn parse_words(arguments: &[String], of_production: bool) -> anyhow::Result<Self> {
         let mut rest =
             arguments.iter().enumerate().map(|(index, text)| (index + 1, text.as_str())).peekable();
-        skip_program(&mut rest)?;
+        skip_program(&mut rest, router_at(arguments))?;
         let is_production = of_production || production_flags::is_meant(arguments.iter().map(String::as_str));
         let find = |name: &str| -> Option<Flag> {
             let of_production = is_production.then(|| production_flags::find(name)).flatten();
@@ -233,20 +233,29 @@ pub(super) fn without_passwords(text: &str) -> String {
     shown.collect::<Vec<_>>().join(" ")
 }
 
-/// Skips what stands before the first flag.
+/// Returns the number of the last word before the first flag that is a router; 0: none is.
+fn router_at(arguments: &[String]) -> usize {
+    let words = arguments.iter().take_while(|text| !text.starts_with("--") || *text == "--");
+    words.enumerate().filter(|(_, text)| is_router(text)).last().map_or(0, |(index, _)| index + 1)
+}
+
+/// Skips what stands before the first flag. A variable before the word number `router` is skipped, too:
+/// scripts name Python and programs that start others so.
 ///
 /// # Errors
 /// A word is neither a program nor a part of its start.
 fn skip_program<'a>(
     rest: &mut std::iter::Peekable<impl Iterator<Item = (usize, &'a str)>>,
+    router: usize,
 ) -> anyhow::Result<()> {
     let mut in_python = false;
     // `cargo run --release -- …` has flags of its own.
     if rest.peek().is_some_and(|(_, text)| *text == "cargo") {
         rest.by_ref().find(|(_, text)| *text == "--");
     }
-    while let Some((_, text)) = rest.next_if(|(_, text)| !text.starts_with("--") || *text == "--") {
-        in_python |= shell::file_name(text).starts_with("python");
+    while let Some((number, text)) = rest.next_if(|(_, text)| !text.starts_with("--") || *text == "--") {
+        let is_unknown = number < router && is_variable("", text);
+        in_python |= is_unknown || shell::file_name(text).starts_with("python");
         let of_python = in_python && (text.starts_with('-') || text.ends_with(".py"));
         if in_python && PYTHON_OPTIONS.contains(&text) {
             rest.next();
@@ -256,7 +265,7 @@ fn skip_program<'a>(
                  `sglang_router.launch_router --worker-urls URL…`",
                 plain(text)
             );
-        } else if !(is_program(text) || of_python || is_assignment(text)) {
+        } else if !(is_program(text) || is_unknown || of_python || is_assignment(text)) {
             bail!("`{}` is not a flag: give the arguments of the router after `--`", plain(text));
         }
     }

@@ -644,3 +644,24 @@ fn s3_the_share_of_requests_that_are_traced_is_that_of_the_router() {
     let refused = refused(&format!("{line} 2"));
     assert!(refused.contains("--otel-sampling-ratio: `2` is not between 0 and 1"), "{refused}");
 }
+
+#[test]
+fn s3_a_variable_in_the_place_of_python_or_a_starter_is_skipped() {
+    for line in [
+        vec!["sh", "-c", "exec \"$PYTHON\" -u -m sglang_router.launch_router --worker-urls http://a:1"],
+        vec!["${PYTHON:-python3}", "-m", "sglang_router.launch_router", "--worker-urls", "http://a:1"],
+        vec!["$WRAPPER smg launch --worker-urls http://a:1"],
+    ] {
+        let made = import(Flavor::Sglang, &words(&line)).unwrap();
+        // S3.1
+        assert!(made.draft.text("x").contains("url = \"http://a:1\""), "{line:?}");
+    }
+    for line in [
+        vec!["$PYTHON", "app.py", "--worker-urls", "http://a:1"],
+        vec!["smg", "$MODE", "--worker-urls", "http://a:1"],
+    ] {
+        let refused = import(Flavor::Sglang, &words(&line)).unwrap_err().to_string();
+        // S3.4
+        assert!(refused.contains("` is not a flag: give the arguments"), "{refused}");
+    }
+}
