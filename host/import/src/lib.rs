@@ -11,6 +11,7 @@ use clap::{Args, Subcommand};
 
 mod draft;
 mod input;
+mod kubernetes;
 mod llm_d;
 mod output;
 mod report;

@@ -2,11 +2,12 @@
 //!
 //! The rules follow `llm-d/llm-d-router` at ebab687. docs/import.md has the table.
 
-use anyhow::anyhow;
+use anyhow::{Context as _, anyhow};
 
 use crate::{
     Imported,
     draft::Draft,
+    kubernetes,
     report::{Kind, Place, Report, plain},
     yaml::Node,
 };
@@ -38,6 +39,19 @@ pub(crate) struct Target {
     pub(crate) ext_proc: bool,
 }
 
+impl Target {
+    /// Refuses values that the gateway would refuse.
+    fn check(&self) -> anyhow::Result<()> {
+        if let Some(text) = &self.selector {
+            let problem = || anyhow!("--selector: `{}` is not a selector of labels", plain(text));
+            kubernetes::selector(text).ok_or_else(problem)?;
+            kubernetes::check_namespace(&self.namespace).context("--namespace")?;
+            kubernetes::check_ports(&self.port).context("--port")?;
+        }
+        Ok(())
+    }
+}
+
 /// An import in progress.
 struct Import<'a> {
     config: &'a Config<'a>,
@@ -55,6 +69,7 @@ struct Import<'a> {
 /// # Errors
 /// The text has no configuration, or one that llm-d would refuse.
 pub(crate) fn import(text: &str, target: &Target) -> anyhow::Result<Imported> {
+    target.check()?;
     let root = document::find(text).map_err(|problem| anyhow!(problem))?;
     let config = Config::read(&root)?;
     let mut import = Import {

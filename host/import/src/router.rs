@@ -172,6 +172,18 @@ impl<'a> Import<'a> {
         Ok((number, self.source(given), Some(given)))
     }
 
+    /// Returns the port of a flag, or its default, with its origin.
+    fn port(&self, flag: &str, default: i64) -> anyhow::Result<(u16, String, Option<&'a Given>)> {
+        let (number, source, given) = self.number(flag, default)?;
+        match u16::try_from(number) {
+            Ok(port) if port > 0 => Ok((port, source, given)),
+            _ => {
+                let at = given.map_or_else(|| format!("--{flag}"), Given::at);
+                bail!("{at}: `{number}` is not a port: expected 1 to 65535")
+            }
+        }
+    }
+
     /// Returns the number of a flag whose value has a fraction.
     fn fraction(&self, flag: &str, default: f64) -> anyhow::Result<(f64, String, Option<&'a Given>)> {
         let Some(given) = self.line.last(flag) else {

@@ -189,6 +189,11 @@ impl Given {
         &self.written
     }
 
+    /// Returns the position and the flag, for an error.
+    pub(super) fn at(&self) -> String {
+        format!("{}: {}", self.place, self.flag())
+    }
+
     /// Returns the only value.
     pub(super) fn value(&self) -> &str {
         self.values.first().map_or("", String::as_str)

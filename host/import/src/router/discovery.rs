@@ -1,9 +1,13 @@
 //! Workers that Kubernetes knows.
 
+use anyhow::Context as _;
 use toml::{Table, Value};
 
-use super::{Import, arguments::Given};
-use crate::report::{Kind, plain};
+use super::{Flavor, Import, arguments::Given};
+use crate::{
+    kubernetes::{check_namespace, is_of_equalities, selector},
+    report::Kind,
+};
 
 impl Import<'_> {
     /// Translates service discovery.
@@ -12,7 +16,10 @@ impl Import<'_> {
             return Ok(());
         };
         let namespace = self.line.last("service-discovery-namespace");
-        let (port, port_source, given_port) = self.number("service-discovery-port", 80)?;
+        if let Some(given) = namespace {
+            check_namespace(given.value()).with_context(|| given.at())?;
+        }
+        let (port, port_source, given_port) = self.port("service-discovery-port", 80)?;
         let sources: &[(&str, Option<&str>)] = if self.splits() {
             &[("prefill-selector", Some("prefill")), ("decode-selector", Some("decode"))]
         } else {
@@ -22,10 +29,13 @@ impl Import<'_> {
         let mut written = 0;
         for (flag, role) in sources {
             let Some(given) = self.line.last(flag).filter(|given| !given.values.is_empty()) else { continue };
-            let Some(selector) = selector(given) else {
-                self.note_translation(given, Kind::Missing, "it has no KEY=VALUE: give the pods' labels");
+            let Some(selector) = selector(&given.values.join(",")) else {
+                let ours = "left out: it is not a selector of labels: give it as KEY=VALUE or KEY in \
+                            (VALUE, …)";
+                self.note_translation(given, Kind::Missing, ours);
                 continue;
             };
+            let is_same = self.flavor == Flavor::Production || is_of_equalities(&selector);
             written += 1;
             let defaults = self.defaults(*role)?;
             self.draft
@@ -35,7 +45,13 @@ impl Import<'_> {
                 .set("selector", selector, given.flag())
                 .set("port", port.to_string(), &port_source)
                 .set("defaults", defaults, "what labels and annotations do not give");
-            self.note_translation(given, Kind::Translated, "selector of [[discovery.kubernetes]]");
+            if is_same {
+                self.note_translation(given, Kind::Translated, "selector of [[discovery.kubernetes]]");
+            } else {
+                let ours = "selector of [[discovery.kubernetes]], as Kubernetes reads it; the router reads \
+                            KEY=VALUE only";
+                self.note_translation(given, Kind::Approximated, ours);
+            }
         }
         let ours = "[[discovery.kubernetes]]: a source has one namespace; bootstrap ports come from the \
                     engine or the annotation pointsman.dev/bootstrap_port";
@@ -85,11 +101,4 @@ impl Import<'_> {
         }
         Ok(Value::Table(defaults))
     }
-}
-
-/// The values `KEY=VALUE` as a selector of Kubernetes; `None` without any.
-fn selector(given: &Given) -> Option<String> {
-    let labels = given.values.iter().flat_map(|value| value.split(' ')).filter(|label| label.contains('='));
-    let labels: Vec<String> = labels.map(plain).collect();
-    (!labels.is_empty()).then(|| labels.join(","))
 }

@@ -203,7 +203,7 @@ fn s3_a_pasted_command_is_read_with_its_program() {
 fn s3_values_that_the_router_would_refuse_are_refused() {
     for (line, part) in [
         ("--port x", "argument 1: --port: `x` is not a whole number"),
-        ("--port 70000", "`70000` is not a port"),
+        ("--port 70000", "argument 1: --port: `70000` is not a port"),
         ("--port", "argument 1: --port needs a value"),
         ("--mini-lb=1", "--mini-lb takes no value"),
         ("rm -rf /", "`rm` is not a flag"),
@@ -643,6 +643,41 @@ fn s3_the_share_of_requests_that_are_traced_is_that_of_the_router() {
     assert!(!report.contains("set sample_ratio"), "{report}");
     let refused = refused(&format!("{line} 2"));
     assert!(refused.contains("--otel-sampling-ratio: `2` is not between 0 and 1"), "{refused}");
+}
+
+#[test]
+fn s3_selectors_are_those_of_kubernetes_and_others_make_no_source() {
+    let selected = |flavor, flag: &str, selector: &[&str]| {
+        let discovery: &[&str] = if flavor == Flavor::Production {
+            &["--service-discovery", "k8s"]
+        } else {
+            &["--service-discovery"]
+        };
+        let made = import(flavor, &words(&[discovery, &[flag], selector].concat())).unwrap();
+        let table: toml::Table = made.draft.text("x").parse().unwrap();
+        let source = table.get("discovery").map(|all| all["kubernetes"][0]["selector"].to_string());
+        (source.unwrap_or_default().replace('"', ""), made.report.text())
+    };
+    let flag = "--k8s-label-selector";
+    for (text, expected) in [
+        ("environment=prod, tier in (gpu, big),!canary", "environment=prod,tier in (gpu,big),!canary"),
+        ("vllm", "vllm"),
+        ("environment=prod,tier!=canary", "environment=prod,tier!=canary"),
+    ] {
+        let (source, report) = selected(Flavor::Production, flag, &[text]);
+        // S3.6
+        assert_eq!(source, expected, "{report}");
+        assert!(report.contains("-> selector of [[discovery.kubernetes]]\n"), "{report}");
+    }
+    let (source, report) = selected(Flavor::Vllm, "--selector", &["app=vllm,tier in (gpu, big)", "role"]);
+    // S3.1: the router would compare these differently.
+    assert_eq!(source, "app=vllm,tier in (gpu,big),role");
+    assert!(report.contains("as Kubernetes reads it; the router reads KEY=VALUE only"), "{report}");
+    for (flavor, flag) in [(Flavor::Production, flag), (Flavor::Sglang, "--selector")] {
+        let (source, report) = selected(flavor, flag, &["app=vllm,tier in gpu"]);
+        // S3.4: a part of it would select pods that were not meant.
+        assert!(source.is_empty() && report.contains("it is not a selector of labels"), "{report}");
+    }
 }
 
 #[test]
