@@ -74,7 +74,7 @@ pub(crate) fn import(flavor: Flavor, arguments: &[String]) -> anyhow::Result<Imp
     let mut line = CommandLine::parse(arguments, flavor == Flavor::Production)?;
     let mut flavor = flavor;
     if line.is_production {
-        production::translate(&mut line);
+        production::translate(&mut line)?;
         flavor = Flavor::Production;
     }
     let draft = Draft::default();

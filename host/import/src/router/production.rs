@@ -3,6 +3,8 @@
 
 use std::cell::Cell;
 
+use anyhow::bail;
+
 use super::{
     arguments::{CommandLine, Given},
     production_flags::find,
@@ -29,9 +31,13 @@ struct Router<'a> {
 }
 
 /// Puts the flags of the other vllm-router in the place of this router's.
-pub(super) fn translate(line: &mut CommandLine) {
+///
+/// # Errors
+/// Lists with an entry for each engine differ in length.
+pub(super) fn translate(line: &mut CommandLine) -> anyhow::Result<()> {
     let given = std::mem::take(&mut line.given);
     let router = Router::of(&given);
+    router.check_lengths()?;
     let mut out = router.defaults();
     for given in &given {
         if given.name == "static-backends" && router.is_last(given) {
@@ -41,6 +47,7 @@ pub(super) fn translate(line: &mut CommandLine) {
         out.extend(router.translated(given));
     }
     line.given = out;
+    Ok(())
 }
 
 impl<'a> Router<'a> {
@@ -62,6 +69,22 @@ impl<'a> Router<'a> {
     /// The flag that counts of those with a name.
     fn last(&self, name: &str) -> Option<&'a Given> {
         self.given.iter().rev().find(|given| given.name == name && !given.is_variable)
+    }
+
+    /// Refuses lists with an entry for each engine that are shorter or longer than that of the engines.
+    fn check_lengths(&self) -> anyhow::Result<()> {
+        let Some(engines) = self.last("static-backends") else { return Ok(()) };
+        let count = split(engines.value()).len();
+        for (flag, list) in [("static-models", &self.models), ("static-model-labels", &self.labels)] {
+            if let Some(given) = self.last(flag).filter(|_| !list.is_empty() && list.len() != count) {
+                bail!(
+                    "{}: {} entries for {count} of --static-backends: give one for each",
+                    given.at(),
+                    list.len()
+                );
+            }
+        }
+        Ok(())
     }
 
     fn is_last(&self, given: &Given) -> bool {

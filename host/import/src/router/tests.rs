@@ -681,6 +681,30 @@ fn s3_selectors_are_those_of_kubernetes_and_others_make_no_source() {
 }
 
 #[test]
+fn s3_an_engine_with_several_models_is_one_worker_and_lists_have_one_length() {
+    let line = "--static-backends http://a:1,http://b:1,http://a:1/ --static-models m,m,n";
+    let (table, report) = imported(Flavor::Production, line);
+    let workers = table["workers"].as_array().unwrap();
+    let models: Vec<_> = workers.iter().map(|worker| worker["models"].to_string()).collect();
+    // S3.6
+    assert_eq!(models, [r#"["m", "n"]"#, r#"["m"]"#], "{report}");
+    assert!(report.contains("-> 2 of [[workers]]") && !report.contains("given before"), "{report}");
+    for (line, problem) in [
+        ("--static-models m", "argument 3: --static-models: 1 entries for 2 of --static-backends"),
+        ("--static-models m,m,m", "argument 3: --static-models: 3 entries for 2"),
+        (
+            "--static-models m,m --static-model-labels p",
+            "argument 5: --static-model-labels: 1 entries for 2 of --static-backends: give one for each",
+        ),
+    ] {
+        let line = format!("--static-backends http://a:1,http://b:1 {line}");
+        let refused = import(Flavor::Production, &words(&line.split(' ').collect::<Vec<_>>())).unwrap_err();
+        // S3.4
+        assert!(refused.to_string().contains(problem), "{refused}");
+    }
+}
+
+#[test]
 fn s3_a_variable_in_the_place_of_python_or_a_starter_is_skipped() {
     for line in [
         vec!["sh", "-c", "exec \"$PYTHON\" -u -m sglang_router.launch_router --worker-urls http://a:1"],

@@ -1,6 +1,6 @@
 //! Workers that the command line names.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::bail;
 
@@ -58,10 +58,9 @@ impl Import<'_> {
             self.add(given, vec![worker], &common, &mut known)?;
         }
         self.events(&known)?;
-        for (url, model) in &self.line.models {
-            let Ok(EngineUrl { url, .. }) = engine_url(url) else { continue };
+        for (url, models) in self.models() {
             self.draft.of_element("workers", "url", &url, |worker| {
-                worker.set("models", vec![model.as_str()], "--static-models");
+                worker.set("models", models, "--static-models");
             });
         }
         for given in
@@ -70,6 +69,19 @@ impl Import<'_> {
             self.note_translation(given, Kind::Translated, "the roles prefill and decode of the workers");
         }
         Ok(())
+    }
+
+    /// The models of each worker, which a command line may name once for each model.
+    fn models(&self) -> BTreeMap<String, Vec<String>> {
+        let mut all: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        for (url, model) in &self.line.models {
+            let Ok(EngineUrl { url, .. }) = engine_url(url) else { continue };
+            let models = all.entry(url).or_default();
+            if !models.contains(model) {
+                models.push(model.clone());
+            }
+        }
+        all
     }
 
     fn common(&mut self) -> anyhow::Result<Common> {
@@ -143,7 +155,7 @@ impl Import<'_> {
         common: &Common,
         known: &mut BTreeSet<String>,
     ) -> anyhow::Result<()> {
-        let mut refused = Vec::new();
+        let (mut refused, mut written) = (Vec::new(), 0);
         for worker in &workers {
             match engine_url(worker.url) {
                 Err(_) if !worker.url.contains("://") => {
@@ -151,17 +163,20 @@ impl Import<'_> {
                 }
                 Err(problem) => refused.push(problem),
                 Ok(EngineUrl { url, .. }) if !known.insert(url.clone()) => {
-                    refused.push(format!("{}: given before", plain(&url)));
+                    // With a model for each URL, the worker has the models of all.
+                    if self.line.models.is_empty() || worker.role != "aggregated" {
+                        refused.push(format!("{}: given before", plain(&url)));
+                    }
                 }
                 Ok(url) => {
+                    written += 1;
                     let source = format!("{}, {}", given.flag(), given.place);
                     worker.write(&url, common, self.draft.element("workers", source));
                 }
             }
         }
         if refused.is_empty() {
-            let count = workers.len();
-            self.note_translation(given, Kind::Translated, format!("{count} of [[workers]]"));
+            self.note_translation(given, Kind::Translated, format!("{written} of [[workers]]"));
         } else {
             self.note_translation(given, Kind::Missing, format!("left out: {}", refused.join("; ")));
         }
