@@ -239,3 +239,72 @@ fn s3_certificates_of_the_command_line_are_those_of_the_gateway() {
     // S3.5
     assert!(!out.contains("sk-long-secret") && !report.contains("sk-long-secret"));
 }
+
+/// A command line without blanks in its arguments, as the arguments of `import`.
+fn of_line<'a>(router: &'a str, line: &'a str) -> Vec<&'a str> {
+    ["import", router, "--"].into_iter().chain(line.split_whitespace()).collect()
+}
+
+#[test]
+fn s1_values_that_the_gateway_would_refuse_are_mended_or_end_the_import_with_their_place() {
+    let workers = "--worker-urls http://a:1";
+    for (router, line, part) in [
+        (
+            "sglang-router",
+            "--cors-allowed-origins https://a.example/ http://localhost:3000",
+            "cors_origins = [\"https://a.example\", \"http://localhost:3000\"]",
+        ),
+        (
+            "sglang-router",
+            "--control-plane-api-keys k:a:admin:k1-long-long k:b:user:k2-long-long :c:user:k3-long-long",
+            "id = \"k-2\"",
+        ),
+        ("sglang-router", "--port 29000", "admin_listen = \"127.0.0.1:29001\""),
+        (
+            "sglang-router",
+            "--enable-trace --otlp-traces-endpoint https://otel.example:4317/",
+            "endpoint = \"https://otel.example:4318\"",
+        ),
+        ("production-stack", "--port 9090", "admin_listen = \"127.0.0.1:9091\""),
+        (
+            "production-stack",
+            "--static-backends http://a:1,http://b:1,http://a:1/v1 --static-models m,m,n",
+            "models = [\"m\", \"n\"]",
+        ),
+    ] {
+        let more = if router == "production-stack" { "" } else { workers };
+        let line = format!("{line} {more}");
+        let (code, config, report) = pointsman(&of_line(router, &line), "");
+        // S1.1
+        assert!(code == Some(0) && config.contains(part), "{line}: {config}{report}");
+        accepted(&line, &config);
+    }
+    for line in [
+        "--service-discovery --selector app=a --service-discovery-port 0",
+        "--service-discovery --selector app=a --service-discovery-namespace My_NS",
+        "--cors-allowed-origins a.example",
+        "--control-plane-api-keys a:n:admin:k1-long b:n:user:k1-long",
+        "--intra-node-data-parallel-size 5000",
+        "--prefill http://a:1 0",
+        "--prometheus-port 30000",
+        "--port 0",
+    ] {
+        let (code, out, problem) = pointsman(&of_line("sglang-router", line), "");
+        let last = line.split(' ').filter(|word| word.starts_with("--")).last().unwrap();
+        let place = line.split(' ').position(|word| word == last).unwrap() + 1;
+        // S1.1
+        assert!(code == Some(2) && out.is_empty(), "{line}: {out}");
+        assert!(problem.contains(&format!("argument {place}: {last}: ")), "{line}: {problem}");
+    }
+    let file = fixtures().join("llm-d-default.yaml");
+    for (flag, value) in [("--namespace", "My_NS"), ("--port", "0"), ("--selector", "app in a")] {
+        let mut arguments = vec!["import", "llm-d", file.to_str().unwrap(), "--selector", "app=a"];
+        if flag == "--selector" {
+            arguments.truncate(3);
+        }
+        arguments.extend([flag, value]);
+        let (code, out, problem) = pointsman(&arguments, "");
+        // S1.1
+        assert!(code == Some(2) && out.is_empty() && problem.contains(flag), "{flag}: {problem}");
+    }
+}

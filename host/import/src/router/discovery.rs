@@ -92,7 +92,7 @@ impl Import<'_> {
                 defaults.insert("bootstrap_port".to_owned(), "8998".into());
             }
         }
-        let ranks = self.number("intra-node-data-parallel-size", 1)?.0;
+        let ranks = self.ranks()?.0;
         if ranks > 1 {
             defaults.insert("dp_size".to_owned(), ranks.to_string().into());
         }

@@ -1,6 +1,9 @@
 //! Listeners, certificates, tokens of operators, and traces.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+};
 
 use anyhow::bail;
 
@@ -9,13 +12,16 @@ use crate::report::{Kind, Place, plain};
 
 /// The gateway's local address for operators.
 const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+/// The default of its port.
+const ADMIN_PORT: u16 = 9_090;
+/// Longest id of an operator.
+const MAX_ID: usize = 64;
 
 impl Import<'_> {
     /// Addresses of clients and operators.
     pub(super) fn listeners(&mut self) -> anyhow::Result<()> {
         let default = if self.flavor == Flavor::Vllm { "127.0.0.1" } else { "0.0.0.0" };
-        let (port, source, given_port) = self.number("port", 30_000)?;
-        let port = to_port(port, "port")?;
+        let (port, source, given_port) = self.port("port", 30_000)?;
         let given_host = self.line.last("host");
         let host = given_host.map_or(default, Given::value);
         let (ip, exact) = address(host);
@@ -36,17 +42,29 @@ impl Import<'_> {
             }
         }
         if self.flavor != Flavor::Production {
-            self.metrics()?;
+            self.metrics(port)?;
+        } else if port == ADMIN_PORT {
+            let listen = SocketAddr::new(LOCAL, ADMIN_PORT + 1).to_string();
+            self.draft.set("server", "admin_listen", listen, "its default port is the one of --port");
         }
-        self.cors();
+        self.cors()?;
         self.request_ids();
         self.traces()
     }
 
     /// The address of the metrics becomes that of the operators' listener, which also changes things.
-    fn metrics(&mut self) -> anyhow::Result<()> {
-        let (port, source, given) = self.number("prometheus-port", 29_000)?;
-        let listen = SocketAddr::new(LOCAL, to_port(port, "prometheus-port")?).to_string();
+    fn metrics(&mut self, clients: u16) -> anyhow::Result<()> {
+        let (mut port, mut source, given) = self.port("prometheus-port", 29_000)?;
+        match given {
+            Some(given) if port == clients => {
+                bail!("{}: `{port}` is also the port of --port: use another one", given.at())
+            }
+            None if port == clients => {
+                (port, source) = (port + 1, "the default of --prometheus-port is that of --port".to_owned());
+            }
+            _ => {}
+        }
+        let listen = SocketAddr::new(LOCAL, port).to_string();
         self.draft.set("server", "admin_listen", listen, format!("{source}: metrics are at /metrics"));
         let ours = "server.admin_listen: metrics are at /metrics, with other names (docs/metrics.md)";
         match given {
@@ -62,10 +80,31 @@ impl Import<'_> {
         Ok(())
     }
 
-    fn cors(&mut self) {
-        let Some(given) = self.line.last("cors-allowed-origins") else { return };
-        self.draft.set("server", "cors_origins", given.values.clone(), given.flag());
-        self.note_translation(given, Kind::Translated, "server.cors_origins");
+    /// Origins of pages, without the `/` that is not a part of them.
+    fn cors(&mut self) -> anyhow::Result<()> {
+        let Some(given) = self.line.last("cors-allowed-origins") else { return Ok(()) };
+        let origins = given.values.iter().map(|origin| origin.trim().trim_end_matches('/'));
+        let origins: Vec<&str> = origins.filter(|origin| !origin.is_empty()).collect();
+        for origin in &origins {
+            let host = origin.strip_prefix("https://").or_else(|| origin.strip_prefix("http://"));
+            let is_host = |host: &str| {
+                !host.is_empty() && host.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'/')
+            };
+            if *origin != "*" && !host.is_some_and(is_host) {
+                bail!(
+                    "{}: `{}` is not an origin: expected https://HOST, http://HOST:PORT or *",
+                    given.at(),
+                    plain(origin)
+                );
+            }
+        }
+        if origins.is_empty() {
+            self.note_translation(given, Kind::Translated, "left out: it names no origin");
+        } else {
+            self.draft.set("server", "cors_origins", origins, given.flag());
+            self.note_translation(given, Kind::Translated, "server.cors_origins");
+        }
+        Ok(())
     }
 
     fn request_ids(&mut self) {
@@ -78,12 +117,14 @@ impl Import<'_> {
     fn traces(&mut self) -> anyhow::Result<()> {
         if let Some(given) = self.line.last("enable-trace") {
             let at = self.line.last("otlp-traces-endpoint");
-            let endpoint = at.map_or("localhost:4317", Given::value);
-            let endpoint = endpoint.split_once("://").map_or(endpoint, |(_, rest)| rest);
-            // The port of OTLP over gRPC, and that of OTLP over HTTP.
-            let endpoint = match endpoint.strip_suffix(":4317") {
-                Some(host) => format!("http://{host}:4318"),
-                None => format!("http://{endpoint}"),
+            let Some(endpoint) = traces_endpoint(at.map_or("localhost:4317", Given::value)) else {
+                let ours =
+                    "left out: it is not the address of a collector: expected HOST:PORT or https://HOST:PORT";
+                [Some(given), at]
+                    .into_iter()
+                    .flatten()
+                    .for_each(|given| self.note_translation(given, Kind::Missing, ours));
+                return Ok(());
             };
             self.draft.set(
                 "traces",
@@ -145,6 +186,7 @@ impl Import<'_> {
     /// Keys of the control plane become digests, so that no key is in the file.
     fn operators(&mut self) -> anyhow::Result<()> {
         let Some(given) = self.line.last("control-plane-api-keys") else { return Ok(()) };
+        let (mut ids, mut digests) = (BTreeSet::new(), BTreeSet::new());
         for entry in &given.values {
             let parts: Vec<&str> = entry.splitn(4, ':').collect();
             let [id, _name, role, key] = parts.as_slice() else {
@@ -160,12 +202,15 @@ impl Import<'_> {
             };
             let fits = |letter: char| letter.is_ascii_alphanumeric() || letter == '-' || letter == '_';
             let id: String =
-                id.chars().map(|letter| if fits(letter) { letter } else { '-' }).take(64).collect();
-            self.draft.element("auth.operators", given.flag()).set("id", id, "").set("role", role, "").set(
-                "digest",
-                digest(key),
-                "",
-            );
+                id.chars().map(|letter| if fits(letter) { letter } else { '-' }).take(MAX_ID).collect();
+            let digest = digest(key);
+            if !digests.insert(digest.clone()) {
+                bail!("{}: two entries have the same key: give each its own", given.at())
+            }
+            let id = unique(if id.is_empty() { "key" } else { &id }, &ids);
+            ids.insert(id.clone());
+            let operator = self.draft.element("auth.operators", given.flag());
+            operator.set("id", id, "").set("role", role, "").set("digest", digest, "");
         }
         self.note_translation(given, Kind::Translated, "[[auth.operators]]: their digests");
         Ok(())
@@ -181,9 +226,28 @@ fn address(host: &str) -> (IpAddr, bool) {
     }
 }
 
-fn to_port(port: i64, flag: &str) -> anyhow::Result<u16> {
-    match u16::try_from(port) {
-        Ok(port) if port > 0 => Ok(port),
-        _ => bail!("--{flag}: `{port}` is not a port: expected 1 to 65535"),
+/// Returns the URL of OTLP over HTTP for an address of OTLP over gRPC, which has another port by default;
+/// `None`: it has no host.
+fn traces_endpoint(address: &str) -> Option<String> {
+    let (scheme, rest) = address.trim().split_once("://").unwrap_or(("http", address.trim()));
+    let scheme = if scheme.eq_ignore_ascii_case("https") { "https" } else { "http" };
+    let rest = rest.trim_end_matches('/');
+    if rest.is_empty() || rest.starts_with([':', '/']) || !rest.bytes().all(|byte| byte.is_ascii_graphic()) {
+        return None;
     }
+    Some(match rest.strip_suffix(":4317") {
+        Some(host) => format!("{scheme}://{host}:4318"),
+        None => format!("{scheme}://{rest}"),
+    })
+}
+
+/// Returns an id that is not taken: with a number, if the given one is.
+fn unique(id: &str, taken: &BTreeSet<String>) -> String {
+    let numbered = (2..).map(|number| {
+        let number = format!("-{number}");
+        let kept: String = id.chars().take(MAX_ID - number.len()).collect();
+        kept + &number
+    });
+    let mut ids = std::iter::once(id.to_owned()).chain(numbered);
+    ids.find(|id| !taken.contains(id)).unwrap_or_default()
 }

@@ -136,10 +136,16 @@ impl<'a> Router<'a> {
             "k8s-label-selector" if self.splits => self.selectors(given),
             "k8s-label-selector" => vec![as_flag("selector", &[value], Some(given))],
             "routing-logic" => policies(given, value),
-            "otel-endpoint" => vec![
-                as_flag("enable-trace", &[], Some(given)),
-                as_flag("otlp-traces-endpoint", &[value], Some(given)),
-            ],
+            "otel-endpoint" => {
+                let is_secure = self.last("otel-secure").is_some();
+                let host = value.split_once("://").map_or(value, |(_, host)| host);
+                let secure = format!("https://{host}");
+                let endpoint = if is_secure && !host.is_empty() { secure.as_str() } else { value };
+                vec![
+                    as_flag("enable-trace", &[], Some(given)),
+                    as_flag("otlp-traces-endpoint", &[endpoint], Some(given)),
+                ]
+            }
             name => vec![Given { note: find(name).and_then(|flag| flag.note), ..given.again() }],
         }
     }

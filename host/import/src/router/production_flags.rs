@@ -53,7 +53,7 @@ const FLAGS: &[Flag] = &[
     with_note("log-level", Arity::One, Approximated, "set the environment variable RUST_LOG"),
     with_note("log-format", Arity::One, Approximated, "start the gateway with --log-json for JSON"),
     with_note("otel-service-name", Arity::One, Approximated, "the service is called pointsman in traces"),
-    with_note("otel-secure", Arity::Switch, Approximated, "write https:// in traces.endpoint"),
+    with_note("otel-secure", Arity::Switch, Translated, "https:// in traces.endpoint"),
     with_note(
         "kv-aware-threshold",
         Arity::One,

@@ -681,6 +681,30 @@ fn s3_selectors_are_those_of_kubernetes_and_others_make_no_source() {
 }
 
 #[test]
+fn s3_traces_keep_the_scheme_of_their_endpoint() {
+    for (flavor, line, endpoint) in [
+        (Flavor::Sglang, "--enable-trace", "http://localhost:4318"),
+        (Flavor::Sglang, "--enable-trace --otlp-traces-endpoint HTTPS://o:4317", "https://o:4318"),
+        (Flavor::Sglang, "--enable-trace --otlp-traces-endpoint http://o:4317/", "http://o:4318"),
+        (Flavor::Sglang, "--enable-trace --otlp-traces-endpoint o:4000", "http://o:4000"),
+        (Flavor::Production, "--otel-endpoint o:4317", "http://o:4318"),
+        (Flavor::Production, "--otel-endpoint http://o:4317 --otel-secure", "https://o:4318"),
+    ] {
+        let (table, report) = imported(flavor, line);
+        // S3.3
+        assert_eq!(table["traces"]["endpoint"].as_str(), Some(endpoint), "{line}: {report}");
+    }
+    for empty in ["", " ", "https://"] {
+        let line = ["--enable-trace", "--otlp-traces-endpoint", empty];
+        let made = import(Flavor::Sglang, &words(&line)).unwrap();
+        let report = made.report.text();
+        // S3.4
+        assert!(!made.draft.text("x").contains("[traces]"), "{empty}");
+        assert!(report.contains("left out: it is not the address of a collector"), "{report}");
+    }
+}
+
+#[test]
 fn s3_an_engine_with_several_models_is_one_worker_and_lists_have_one_length() {
     let line = "--static-backends http://a:1,http://b:1,http://a:1/ --static-models m,m,n";
     let (table, report) = imported(Flavor::Production, line);

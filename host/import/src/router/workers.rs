@@ -14,6 +14,8 @@ use crate::{
     report::{Kind, plain},
 };
 
+/// Most ranks of a worker.
+const MAX_RANKS: i64 = 4_096;
 /// Port of the bootstrap server of vLLM's Mooncake connector.
 const MOONCAKE_PORT: u16 = 8_998;
 
@@ -38,7 +40,7 @@ struct Common {
     api_key: Option<(String, String)>,
 }
 
-impl Import<'_> {
+impl<'a> Import<'a> {
     /// Writes all workers.
     pub(super) fn workers(&mut self) -> anyhow::Result<()> {
         let common = self.common()?;
@@ -84,6 +86,16 @@ impl Import<'_> {
         all
     }
 
+    /// Returns the ranks of each worker, with their origin.
+    pub(super) fn ranks(&self) -> anyhow::Result<(i64, String, Option<&'a Given>)> {
+        let (ranks, source, given) = self.number("intra-node-data-parallel-size", 1)?;
+        if !(1..=MAX_RANKS).contains(&ranks) {
+            let at = given.map(Given::at).unwrap_or_default();
+            bail!("{at}: `{ranks}` is not a number of ranks: expected 1 to {MAX_RANKS}");
+        }
+        Ok((ranks, source, given))
+    }
+
     fn common(&mut self) -> anyhow::Result<Common> {
         let transport = self.line.last("kv-connector");
         let transport = match transport.map(|given| (given, given.value())) {
@@ -102,7 +114,7 @@ impl Import<'_> {
                 None
             }
         };
-        let (ranks, source, given) = self.number("intra-node-data-parallel-size", 1)?;
+        let (ranks, source, given) = self.ranks()?;
         if let Some(given) = given {
             self.note_translation(given, Kind::Translated, "dp_size of each worker");
         }
@@ -188,8 +200,8 @@ impl Import<'_> {
             None => None,
             Some(port) if port.eq_ignore_ascii_case("none") => None,
             Some(port) => match port.parse() {
-                Ok(port) => Some(port),
-                Err(_) => bail!("{}: --prefill: `{}` is not a bootstrap port", given.place, plain(port)),
+                Ok(port) if port > 0 => Some(port),
+                _ => bail!("{}: --prefill: `{}` is not a bootstrap port", given.place, plain(port)),
             },
         };
         Ok(match common.transport {
