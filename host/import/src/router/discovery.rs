@@ -9,6 +9,13 @@ use crate::{
     report::Kind,
 };
 
+/// Translations of a selector.
+const SELECTOR: &str = "selector of [[discovery.kubernetes]]";
+const SELECTOR_OF_SETS: (Kind, &str) = (
+    Kind::Approximated,
+    "selector of [[discovery.kubernetes]], as Kubernetes reads it; the router reads KEY=VALUE only",
+);
+
 impl Import<'_> {
     /// Translates service discovery.
     pub(super) fn discovery(&mut self) -> anyhow::Result<()> {
@@ -45,13 +52,8 @@ impl Import<'_> {
                 .set("selector", selector, given.flag())
                 .set("port", port.to_string(), &port_source)
                 .set("defaults", defaults, "what labels and annotations do not give");
-            if is_same {
-                self.note_translation(given, Kind::Translated, "selector of [[discovery.kubernetes]]");
-            } else {
-                let ours = "selector of [[discovery.kubernetes]], as Kubernetes reads it; the router reads \
-                            KEY=VALUE only";
-                self.note_translation(given, Kind::Approximated, ours);
-            }
+            let (kind, ours) = if is_same { (Kind::Translated, SELECTOR) } else { SELECTOR_OF_SETS };
+            self.note_translation(given, kind, ours);
         }
         let ours = "[[discovery.kubernetes]]: a source has one namespace; bootstrap ports come from the \
                     engine or the annotation pointsman.dev/bootstrap_port";
