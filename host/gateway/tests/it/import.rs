@@ -290,7 +290,7 @@ fn s1_values_that_the_gateway_would_refuse_are_mended_or_end_the_import_with_the
         "--port 0",
     ] {
         let (code, out, problem) = pointsman(&of_line("sglang-router", line), "");
-        let last = line.split(' ').filter(|word| word.starts_with("--")).last().unwrap();
+        let last = line.split(' ').rfind(|word| word.starts_with("--")).unwrap();
         let place = line.split(' ').position(|word| word == last).unwrap() + 1;
         // S1.1
         assert!(code == Some(2) && out.is_empty(), "{line}: {out}");
