@@ -326,7 +326,10 @@ impl CallError {
     pub(crate) fn began(&self) -> bool {
         match self {
             Self::Connect(_) | Self::Shortage(_) => false,
-            Self::Status { in_body, .. } => *in_body || !(self.is_refusal() || self.refusal().is_some()),
+            // 499: the client left, perhaps after the engine began.
+            Self::Status { status, in_body, .. } => {
+                *in_body || status.as_u16() == 499 || !(self.is_refusal() || self.refusal().is_some())
+            }
             Self::Closed(_)
             | Self::Broken(_)
             | Self::Protocol(_)

@@ -100,6 +100,7 @@ mod prompt_bytes;
 mod random_handoffs;
 mod realtime;
 mod records;
+mod refusing_decode_workers;
 mod refusing_workers;
 mod reload;
 mod replicas;

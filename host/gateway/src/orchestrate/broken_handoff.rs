@@ -114,9 +114,11 @@ impl Drive {
         self.attempts.suspect(PerLeg { prefill: forgivable, answering }, ranks);
     }
 
-    /// Notes a decode worker that refused even one token of a handoff that has to be consumed.
+    /// Notes a decode worker that refused even one token of a handoff that has to be consumed, or anything.
     pub(super) fn note_declined(&mut self, leg: Leg, error: &CallError) {
-        let declines = self.legs.only_consumes() && error.is_refusal() && error.refusal().is_none();
+        let is_refusal = error.is_refusal() && error.refusal().is_none();
+        let takes_nothing = leg == Leg::Decode && error.is_of_worker();
+        let declines = takes_nothing || (self.legs.only_consumes() && is_refusal);
         if let Some(decode) = self.candidate(leg).filter(|_| declines).map(|decode| decode.worker.clone()) {
             self.attempts.note_declined_handoff(ranks_of([Some(&decode), None]));
         }

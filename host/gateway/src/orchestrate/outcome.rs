@@ -270,20 +270,19 @@ impl Drive {
         if is_unread {
             self.upstream.use_new_connections();
         }
-        // No other worker may take a pinned leg. A handoff that was not taken goes to the same one again.
+        // No other worker may take a pinned leg. A handoff that was not read goes to the same one again.
         let pin = self.request.hints.pinned(leg);
-        let is_pinned = pin.is_some() && !is_unread && (leg != Leg::Decode || error.began());
+        let was_read = error.began() || error.is_of_worker();
+        let is_pinned = pin.is_some() && !is_unread && (leg != Leg::Decode || was_read);
         let (asks, asks_pair) = self.second_try(leg, candidate.as_ref(), &error);
-        // A handoff that is in hand goes to another worker only if that one certainly takes it. What a proxy
-        // sends is not sent again.
-        let may_serve = error.retryable() || asks || (leg != Leg::Decode && error.is_of_worker());
+        // What a proxy sends is not sent again.
         let failed = Failed {
-            retryable: may_serve
+            retryable: (error.retryable() || asks || error.is_of_worker())
                 && !self.executor.is_proxy()
                 && !is_poison
                 && !is_pinned
                 && !stored::may_run_on(&self.request, &error),
-            refused: error.is_refusal(),
+            refused: error.is_refusal() && error.refusal().is_none(),
             began: error.began(),
             broke: error.may_break_engine(),
             continuable: false,

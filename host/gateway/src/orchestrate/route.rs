@@ -201,7 +201,10 @@ impl Drive {
             other => ApiError::of_route(other, self.state.settings.busy_status),
         };
         self.account.not_routed(Leg::Decode, begun, cause.code());
-        self.runs.answering.failure = Some(cause);
+        // That engines refused the request explains more.
+        let failure = &mut self.runs.answering.failure;
+        let is_refused = matches!(failure, Some(ApiError::Engine { .. })) || self.attempts.has_declined();
+        *failure = failure.take().filter(|_| is_refused).or(Some(cause));
         self.report(Event::Unroutable);
     }
 

@@ -35,6 +35,10 @@ impl Drive {
         if !error.is_refusal() || error.refusal().is_some() || self.runs[leg].aborted {
             return false;
         }
+        // What only consumes a handoff is not the client's request.
+        if self.legs.only_consumes() {
+            return false;
+        }
         // An engine that lacks the endpoint may serve the others, and a gateway that got the request before.
         let lacks_endpoint = matches!(
             error,
@@ -55,10 +59,8 @@ impl Drive {
             doubted.doubt.refute();
             return false;
         }
-        // A handoff that is in hand is not offered to a second worker (E5.2).
-        let has_handoff = leg == Leg::Decode && self.attempts.committed(false).is_some();
         let is_free = self.executor.calls() && self.request.hints.pinned(leg).is_none();
-        if self.second_opinion.is_asked || !is_free || has_handoff || self.account.tokens() > 0 {
+        if self.second_opinion.is_asked || !is_free || self.account.tokens() > 0 {
             return false;
         }
         let asks = if is_too_long {
@@ -84,6 +86,10 @@ impl Drive {
         };
         let Some(doubted) = self.second_opinion.doubt.take_if(shows) else { return };
         let Doubted { candidate, doubt, refusal, .. } = *doubted;
+        if self.candidate(leg).is_some_and(|took| took.worker_id() == candidate.worker_id()) {
+            doubt.refute();
+            return;
+        }
         candidate.load().observe_outcome(false);
         let (request, worker) = (&self.account.request_id, candidate.worker_id());
         if doubt.confirm(format!("it refuses requests that another worker takes: {refusal}")) {
@@ -103,10 +109,16 @@ impl Drive {
         is_found
     }
 
-    /// Returns whether a leg has another worker that can be chosen now and of which this holds.
+    /// Returns whether a leg has another worker that can be chosen now and of which this holds. A handoff that
+    /// is in hand goes to one that can take it.
     fn has_another(&self, leg: Leg, candidate: &Candidate, holds: impl Fn(&Candidate) -> bool) -> bool {
-        let is_other =
-            |other: &&Candidate| other.worker_id() != candidate.worker_id() && other.ineligible().is_none();
+        let has_handoff = leg == Leg::Decode && self.attempts.committed(false).is_some();
+        let prefill = self.candidate(Leg::Prefill).filter(|_| has_handoff).map(|from| from.worker.spec());
+        let is_other = |other: &&Candidate| {
+            other.worker_id() != candidate.worker_id()
+                && other.ineligible().is_none()
+                && prefill.is_none_or(|prefill| prefill.pairs_with(other.worker.spec()))
+        };
         self.snapshot.pool(&self.request.model, leg).iter().filter(is_other).any(holds)
     }
 }

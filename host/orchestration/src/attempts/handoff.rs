@@ -53,11 +53,18 @@ impl Attempts {
         self.asked_again = Some(self.asked_again.map_or(at, |first| first.min(at)));
     }
 
-    /// Notes that a decode worker with these ranks refused even one token of the handoff. It would again.
+    /// Notes that a decode worker with these ranks takes nothing: it refused even one token of the handoff, or
+    /// for a reason of its own. It would again.
     pub fn note_declined_handoff(&mut self, ranks: impl IntoIterator<Item = CandidateId>) {
         let known = self.declined.len();
         self.declined.extend(ranks);
         self.tried.extend_from_slice(self.declined.get(known..).unwrap_or_default());
+    }
+
+    /// Returns whether a decode worker takes nothing.
+    #[must_use]
+    pub fn has_declined(&self) -> bool {
+        !self.declined.is_empty()
     }
 
     /// Notes whether a client waits for the handoff. When none does any more, workers that refuse it are

@@ -138,17 +138,21 @@ impl Legs {
             actions.extend(self.start_without_plan());
             return actions;
         }
-        // No engine began to work on it, so another decode worker may take it [E5]. It costs no retry. An
-        // engine that refuses even one token says nothing about the others. An addressed handoff names its
-        // worker.
+        // No engine began to work on it, so another decode worker may take it [E5]. It costs a retry only if
+        // the engine refused the request. An engine that refuses even one token says nothing about the
+        // others. An addressed handoff names its worker.
+        let is_refused = failed.refused && !self.consuming;
+        let asks_another = is_refused && failed.retryable && self.may_retry();
         let is_free = self.handoff_kind() != Some(HandoffKind::Addressed);
-        if self.owes() && is_free && (failed.retryable || (failed.refused && self.consuming)) {
+        let goes_on = asks_another || (!is_refused && (failed.retryable || failed.refused));
+        if self.owes() && is_free && goes_on {
+            self.policy.retries -= u32::from(asks_another);
             self.state.answering = LegState::Routing;
             actions.push(Action::Route(Leg::Decode));
             return actions;
         }
         // The engine refuses the request itself, and so would every other one. One token is not refused.
-        if self.owes() && failed.refused && !self.consuming {
+        if self.owes() && is_refused && !asks_another {
             actions.extend(self.fail_client(answering));
             actions.extend(self.send_decode());
             return actions;

@@ -3,6 +3,7 @@ use proptest::prelude::*;
 use super::*;
 
 mod local_plan;
+mod refusals;
 
 const COMPLETED: PrefillTraits =
     PrefillTraits { handoff: HandoffKind::Completed, cancellable: false, abortable: false };
@@ -21,6 +22,8 @@ const BROKE: Failed =
 /// The engine refuses the request itself.
 const REFUSED: Failed =
     Failed { retryable: false, refused: true, began: false, broke: false, continuable: false };
+/// The engine refuses the request, and another one may take it.
+const REFUSED_HERE: Failed = Failed { retryable: true, ..REFUSED };
 /// An engine that died within an answer, the rest of which may be generated elsewhere.
 const DIED: Failed = Failed { continuable: true, ..BROKE };
 const FATAL: Failed =
@@ -1113,7 +1116,7 @@ impl World {
     fn possible(&self) -> Vec<Happening> {
         let mut events = Vec::new();
         let waits = !self.gone && self.answers == 0;
-        let failures = [RETRYABLE_SENT, RETRYABLE_UNSENT, FATAL, BROKE, REFUSED];
+        let failures = [RETRYABLE_SENT, RETRYABLE_UNSENT, FATAL, BROKE, REFUSED, REFUSED_HERE];
         if self.reserving {
             events.extend(self.decode_lives.then_some(E::Reserved));
             events.push(E::Unroutable);
@@ -1229,7 +1232,7 @@ impl World {
                     self.dispatched = 0;
                     // Prefill pushed to this worker, and to no other one.
                     let addressed = self.traits.handoff == HandoffKind::Addressed;
-                    self.nobody_takes |= addressed && (self.consuming || !failed.refused);
+                    self.nobody_takes |= addressed && (self.consuming || failed.retryable || !failed.refused);
                 }
             }
             E::ClientGone => self.gone = true,

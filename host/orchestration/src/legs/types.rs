@@ -67,7 +67,7 @@ pub struct PrefillTraits {
 pub struct Failed {
     /// Whether another worker may succeed.
     pub retryable: bool,
-    /// Whether the engine refused the request as the client's error (4xx).
+    /// Whether the engine refused the request as the client's error (4xx), and not because it is overloaded.
     pub refused: bool,
     /// Whether the engine may have begun to work on the request. It has not when no byte reached it, or when
     /// it refused the request.

@@ -1,0 +1,293 @@
+//! Decode workers that refuse what a prefill worker handed over: another one is asked (I17, I2.4, E5).
+
+use std::{sync::Arc, time::Duration};
+
+use parking_lot::Mutex;
+use pointsman_sim::{Dialect, Fault, FaultKind, Role, SimConfig};
+use pointsman_tests::{
+    Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
+    client::Reply,
+    raw_engine::{self, json as json_answer},
+};
+use pointsman_workers::WorkerSpec;
+use serde_json::{Value, json};
+
+const COMPLETIONS: &str = "/v1/completions";
+const NO_TEMPLATE: &str = r#"{"error":{"message":"a chat template is missing","code":400}}"#;
+const NOT_FOUND: &str = r#"{"detail":"Not Found"}"#;
+/// Decode workers are preferred in their order.
+const IN_TURN: &str = "[decode]\nbuiltin = 'formula'\nsettings = { cost = \"label_number('turn')\" }";
+/// Engines that hand over by an answer or by an address, and more of the flags of their workers.
+const KINDS: [(&str, [&str; 3]); 3] = [
+    ("vllm", ["", "", ""]),
+    ("trtllm", ["", "", ""]),
+    ("vllm,transport=p2p_nccl", [",kv_addr=127.0.0.9:1", ",kv_addr=127.0.0.9:2", ",kv_addr=127.0.0.9:3"]),
+];
+
+/// Status and body.
+type Refusal = (&'static str, &'static str);
+
+/// A prefill worker and two decode workers.
+struct Fleet {
+    engines: [RawEngine; 3],
+    cluster: TestCluster,
+    /// What the first decode worker answers, and perhaps the second one.
+    refusal: Arc<Mutex<Option<Refusal>>>,
+}
+
+/// The answer of an engine, with what each kind hands over.
+fn answer(end: &str) -> String {
+    let parameters = json!({ "request_type": "context_only", "ctx_request_id": 5 });
+    let nixl = json!({ "remote_block_ids": [[1]], "remote_engine_id": "e", "remote_request_id": "r",
+        "remote_host": "127.0.0.1", "remote_port": 1 });
+    let choice =
+        json!({ "index": 0, "text": "good", "finish_reason": end, "disaggregated_params": parameters });
+    json!({ "id": "x", "model": "tiny", "choices": [choice], "kv_transfer_params": nixl }).to_string()
+}
+
+async fn engine(end: &'static str, refusal: Arc<Mutex<Option<Refusal>>>) -> RawEngine {
+    let script = move |_: &RawRequest| {
+        let refused = refusal.lock().map(|(status, body)| raw_engine::status(status, body));
+        vec![Act::Send(refused.unwrap_or_else(|| json_answer(&answer(end))))]
+    };
+    RawEngine::serving(script).await.unwrap()
+}
+
+impl Fleet {
+    /// The first decode worker refuses with this; so does the second one if `both`.
+    async fn start((kind, more): (&str, [&str; 3]), refused: Refusal, both: bool) -> Self {
+        let refusal = Arc::new(Mutex::new(Some(refused)));
+        let second = if both { refusal.clone() } else { Arc::default() };
+        let engines = [
+            engine("length", Arc::default()).await,
+            engine("stop", refusal.clone()).await,
+            engine("stop", second).await,
+        ];
+        let cluster = TestClusterBuilder::new()
+            .config(|config| {
+                config.routing.enforce_disagg = true;
+                config.policies.slots = toml::from_str(IN_TURN).unwrap();
+                for (turn, (engine, more)) in engines.iter().zip(more).enumerate() {
+                    let role = if turn == 0 { "prefill" } else { "decode" };
+                    let id = turn + 1;
+                    let flag = format!(
+                        "id={id},role={role},engine={kind},url=http://{}{more},label.turn={turn}",
+                        engine.address
+                    );
+                    config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+                }
+            })
+            .start()
+            .await
+            .unwrap();
+        Self { engines, cluster, refusal }
+    }
+
+    /// Number of requests that each engine got.
+    fn posts(&self) -> [usize; 3] {
+        self.engines
+            .each_ref()
+            .map(|engine| engine.requests().iter().filter(|request| request.line.starts_with("POST")).count())
+    }
+}
+
+async fn ask(cluster: &TestCluster, headers: &[(&str, &str)], prompt: &str) -> Reply {
+    let body = json!({"model": "tiny", "prompt": prompt, "max_tokens": 3}).to_string();
+    cluster.client.post(COMPLETIONS, headers, body).await.unwrap()
+}
+
+async fn reason(cluster: &TestCluster, worker: u64) -> Value {
+    let told = cluster.admin.get(&format!("/workers/{worker}")).await.unwrap().json().unwrap();
+    told["worker"]["reason"].clone()
+}
+
+async fn count(cluster: &TestCluster, reason: &str) -> f64 {
+    let name = format!("pointsman_handoffs_total{{reason=\"{reason}\"}}");
+    cluster.metric(&name).await.unwrap().into_iter().sum()
+}
+
+#[tokio::test]
+async fn i17_a_decode_worker_that_refuses_everything_is_left_out() {
+    for kind in KINDS {
+        let fleet = Fleet::start(kind, ("400 Bad Request", NO_TEMPLATE), false).await;
+        let mut statuses = Vec::new();
+        for round in 0..15 {
+            statuses.push(ask(&fleet.cluster, &[], &format!("hello {round}")).await.status.as_u16());
+            fleet.cluster.at_rest().await.unwrap();
+        }
+        // I17.1, I17.5
+        assert_eq!(statuses[..4], [400; 4], "{kind:?}");
+        assert!(statuses[4..].iter().all(|status| *status == 200), "{kind:?}: {statuses:?}");
+        let reason = reason(&fleet.cluster, 2).await;
+        // I17.3
+        assert!(reason.as_str().unwrap().contains("answered 400: a chat template is missing"), "{reason}");
+        // An addressed handoff of a worker that takes nothing is lost, and the retry has a new one.
+        let is_addressed = kind.0.contains("p2p");
+        let lost = count(&fleet.cluster, "lost_no_decode_worker").await;
+        assert_eq!(lost >= 5.0, is_addressed, "{kind:?}: {lost}");
+        assert_eq!(fleet.posts()[0] > 15, is_addressed, "{kind:?}: {:?}", fleet.posts());
+    }
+}
+
+#[tokio::test]
+async fn i17_a_decode_worker_of_a_bootstrap_pair_that_refuses_everything_is_left_out() {
+    let cluster = TestClusterBuilder::new()
+        .sim(Dialect::Sglang, Role::Prefill)
+        .sim_with(SimConfig::instant(Dialect::Sglang, Role::Decode), ",label.turn=1")
+        .sim_with(SimConfig::instant(Dialect::Sglang, Role::Decode), ",label.turn=2")
+        .config(|config| config.policies.slots = toml::from_str(IN_TURN).unwrap())
+        .start()
+        .await
+        .unwrap();
+    let refusal = FaultKind::Status { status: 400, retry_after: None };
+    cluster.sims[1].set_faults(vec![Fault::always(refusal)]);
+    let mut statuses = Vec::new();
+    for round in 0..15 {
+        statuses.push(ask(&cluster, &[], &format!("hello {round}")).await.status.as_u16());
+    }
+    // I17.5
+    assert!(statuses[4..].iter().all(|status| *status == 200), "{statuses:?}");
+    assert!(reason(&cluster, 2).await.as_str().unwrap().contains("answered 400"));
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn i17_wrong_requests_put_no_decode_worker_aside() {
+    let fleet = Fleet::start(KINDS[0], ("400 Bad Request", NO_TEMPLATE), true).await;
+    for round in 0..12 {
+        let reply = ask(&fleet.cluster, &[], &format!("wrong {round}")).await;
+        assert_eq!((reply.status.as_u16(), &*reply.body), (400, NO_TEMPLATE.as_bytes()));
+        fleet.cluster.at_rest().await.unwrap();
+        for worker in [2, 3] {
+            // I17.2
+            assert_eq!(reason(&fleet.cluster, worker).await, Value::Null);
+        }
+    }
+    // E6.7: each handoff was offered to both.
+    assert_eq!(count(&fleet.cluster, "lost_no_decode_worker").await, 12.0);
+}
+
+#[tokio::test]
+async fn i17_a_long_prompt_goes_to_a_decode_worker_with_a_longer_context() {
+    let sim = |role, max_model_len| SimConfig { max_model_len, ..SimConfig::instant(Dialect::Vllm, role) };
+    let cluster = TestClusterBuilder::new()
+        .sim_with(sim(Role::Prefill, 3_000), "")
+        .sim_with(sim(Role::Decode, 400), ",label.turn=1")
+        .sim_with(sim(Role::Decode, 3_000), ",label.turn=2")
+        .config(|config| {
+            config.routing.enforce_disagg = true;
+            config.policies.slots = toml::from_str(IN_TURN).unwrap();
+        })
+        .start()
+        .await
+        .unwrap();
+    for round in 0..8 {
+        let reply = ask(&cluster, &[], &format!("{round} {}", "word ".repeat(600))).await;
+        // I17.6
+        assert_eq!(reply.status, 200, "{reply:?}");
+    }
+    cluster.at_rest().await.unwrap();
+    let prefills: u64 = cluster.sims[0].state().requests.values().sum();
+    // E5.2: the same handoff
+    assert_eq!((prefills, cluster.sims[2].state().handoffs.pulled), (8, 8));
+    assert_eq!(reason(&cluster, 2).await, Value::Null, "it works");
+    let reply = ask(&cluster, &[], &"word ".repeat(5_000)).await;
+    assert_eq!(reply.status, 400, "too long for all");
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn i2_a_decode_worker_that_lacks_the_model_the_key_or_the_route_is_not_the_clients_error() {
+    let page = "<html><h1>404 Not Found</h1></html>";
+    let refusals = [
+        ("404 Not Found", NOT_FOUND),
+        ("404 Not Found", page),
+        ("401 Unauthorized", NOT_FOUND),
+        ("407 Proxy Authentication Required", NOT_FOUND),
+        ("499 Client Closed Request", NOT_FOUND),
+    ];
+    for kind in KINDS {
+        let fleet = Fleet::start(kind, refusals[0], false).await;
+        for refusal in refusals {
+            *fleet.refusal.lock() = Some(refusal);
+            let before = fleet.posts();
+            // Few enough that the first worker is not left out.
+            for round in 0..3 {
+                let reply = ask(&fleet.cluster, &[], &format!("hello {round}")).await;
+                // I2.4
+                assert_eq!(reply.status, 200, "{kind:?} {refusal:?}: {reply:?}");
+            }
+            fleet.cluster.at_rest().await.unwrap();
+            let after = fleet.posts();
+            // E5.2, E5.3
+            let prefills = if kind.0.contains("p2p") || refusal.0.starts_with("499") { 6 } else { 3 };
+            let posts = [0, 1, 2].map(|engine| after[engine] - before[engine]);
+            assert_eq!(posts, [prefills, 3, 3], "{kind:?} {refusal:?}");
+            *fleet.refusal.lock() = None;
+            assert_eq!(ask(&fleet.cluster, &[], "an answer in between").await.status, 200);
+        }
+    }
+}
+
+#[tokio::test]
+async fn i2_a_bootstrap_pair_whose_decode_worker_lacks_the_model_is_tried_anew() {
+    for status in [401, 404] {
+        let cluster = TestCluster::disaggregated(Dialect::Sglang, 1, 2).await.unwrap();
+        let refusal = FaultKind::Status { status, retry_after: None };
+        cluster.sims[1].set_faults(vec![Fault::always(refusal)]);
+        for round in 0..8 {
+            // I2.4
+            assert_eq!(ask(&cluster, &[], &format!("hello {round}")).await.status, 200);
+        }
+        cluster.at_rest().await.unwrap();
+        assert_eq!(cluster.sims.iter().map(|sim| sim.state().stranded).sum::<u64>(), 0);
+    }
+}
+
+#[tokio::test]
+async fn i2_the_answer_of_decode_workers_that_all_lack_the_model_passes_and_each_is_asked_once() {
+    for kind in KINDS {
+        let fleet = Fleet::start(kind, ("404 Not Found", NOT_FOUND), true).await;
+        let reply = ask(&fleet.cluster, &[], "hello").await;
+        // I2.4
+        assert_eq!((reply.status.as_u16(), &*reply.body), (404, NOT_FOUND.as_bytes()), "{kind:?}");
+        fleet.cluster.at_rest().await.unwrap();
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        assert_eq!(fleet.posts()[1..], [1, 1], "{kind:?}");
+        // E6.7
+        let lost = count(&fleet.cluster, "lost_no_decode_worker").await;
+        assert_eq!(lost, if kind.0.contains("p2p") { 2.0 } else { 1.0 }, "{kind:?}");
+        let pinned = ask(&fleet.cluster, &[("x-worker-instance-id", "2")], "pinned").await;
+        // I2.8
+        assert_eq!(pinned.status, 404, "{kind:?} {pinned:?}");
+        fleet.cluster.at_rest().await.unwrap();
+        assert_eq!(fleet.posts()[1], 3, "{kind:?}: once for the client, once for the handoff");
+    }
+}
+
+#[tokio::test]
+async fn i2_an_offer_after_a_refusal_is_a_retry() {
+    for (retries, expected) in [(0, 404), (1, 200)] {
+        let cluster = TestClusterBuilder::new()
+            .sim(Dialect::Vllm, Role::Prefill)
+            .sim_with(SimConfig::instant(Dialect::Vllm, Role::Decode), ",label.turn=1")
+            .sim_with(SimConfig::instant(Dialect::Vllm, Role::Decode), ",label.turn=2")
+            .config(|config| {
+                (config.routing.enforce_disagg, config.routing.retries) = (true, retries);
+                config.policies.slots = toml::from_str(IN_TURN).unwrap();
+            })
+            .start()
+            .await
+            .unwrap();
+        let refusal = FaultKind::Status { status: 404, retry_after: None };
+        cluster.sims[1].set_faults(vec![Fault::always(refusal)]);
+        // I2.3
+        assert_eq!(ask(&cluster, &[], "hello").await.status.as_u16(), expected);
+        // E6.6
+        cluster
+            .until("the handoff is consumed", |cluster| cluster.sims[2].state().handoffs.pulled == 1)
+            .await
+            .unwrap();
+        cluster.at_rest().await.unwrap();
+    }
+}
