@@ -1,6 +1,6 @@
 //! Answers that say 200 and have no result (I3.20, I3.21): another worker is tried.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 use pointsman_tests::{
@@ -8,8 +8,9 @@ use pointsman_tests::{
     client::Reply,
     raw_engine::{chunk, json, stream_head},
 };
-use serde_json::json;
+use serde_json::{Value, json};
 
+const MS: Duration = Duration::from_millis(1);
 const CHAT: &str = "/v1/chat/completions";
 const ANSWER: &str = r#"{"choices":[{"index":0,"message":{"role":"assistant","content":"good"},"finish_reason":"stop"}],"data":[],"content":[],"output":[]}"#;
 const ROLE: &str = "data: {\"choices\":[{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"finish_reason\":null}]}\n\n";
@@ -99,7 +100,7 @@ async fn i3_a_whole_answer_without_results_is_tried_elsewhere() {
 
 /// Sends each part a while after the one before it, and the first one after the head.
 fn late(parts: &[&str]) -> Vec<Act> {
-    let pause = || Act::Pause(std::time::Duration::from_millis(30));
+    let pause = || Act::Pause(30 * MS);
     let parts = parts.iter().flat_map(|part| [pause(), Act::Send(chunk(part.as_bytes()))]);
     [Act::Send(stream_head())].into_iter().chain(parts).chain([Act::Send(b"0\r\n\r\n".to_vec())]).collect()
 }
@@ -165,4 +166,116 @@ async fn i3_bytes_that_are_not_an_event_have_a_status_where_no_other_worker_is_l
     // I3.25
     assert_eq!((reply.status.as_u16(), reply.code().as_str()), (502, "bad_upstream"), "{reply:?}");
     cluster.at_rest().await.unwrap();
+}
+
+/// What engines send at the beginning of a response and of a message, before they generate anything.
+fn announced(path: &str) -> [&'static str; 2] {
+    match path {
+        "/v1/responses" => [
+            "event: response.created\ndata: {\"type\":\"response.created\",\"response\":{\"id\":\"r\",\"object\":\"response\",\"status\":\"in_progress\"},\"sequence_number\":0}\n\n",
+            "event: response.in_progress\ndata: {\"type\":\"response.in_progress\",\"response\":{\"id\":\"r\"},\"sequence_number\":1}\n\n",
+        ],
+        _ => [
+            "event: message_start\ndata: {\"type\":\"message_start\",\"message\":{\"id\":\"m\",\"usage\":{\"input_tokens\":2,\"output_tokens\":0}}}\n\n",
+            "event: ping\ndata: {\"type\":\"ping\"}\n\n",
+        ],
+    }
+}
+
+/// The token and the end of such an answer.
+fn answer_events(path: &str) -> String {
+    match path {
+        "/v1/responses" => "event: response.output_text.delta\ndata: {\"type\":\"response.output_text.delta\",\"delta\":\"good\",\"sequence_number\":2}\n\nevent: response.completed\ndata: {\"type\":\"response.completed\",\"response\":{\"id\":\"r\",\"object\":\"response\",\"status\":\"completed\"},\"sequence_number\":3}\n\n",
+        _ => "event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"index\":0,\"delta\":{\"type\":\"text_delta\",\"text\":\"good\"}}\n\nevent: message_stop\ndata: {\"type\":\"message_stop\"}\n\n",
+    }
+    .to_owned()
+}
+
+const ANNOUNCED: [&str; 2] = ["/v1/responses", "/v1/messages"];
+
+/// A gateway in front of an engine that announces an answer and then does as it is told, and one that answers.
+async fn announcing(path: &'static str, comment: Duration) -> Bench {
+    let acts = Arc::new(Mutex::new(Vec::new()));
+    let told: Arc<Mutex<Vec<Act>>> = acts.clone();
+    let odd = RawEngine::serving(move |_| {
+        let [first, second] = announced(path).map(|event| Act::Send(chunk(event.as_bytes())));
+        let begin = [Act::Send(stream_head()), first, Act::Pause(30 * MS), second];
+        begin.into_iter().chain(told.lock().iter().cloned()).collect()
+    });
+    let good = move |_: &RawRequest| {
+        let events = announced(path).concat() + &answer_events(path);
+        vec![Act::Send([stream_head(), chunk(events.as_bytes()), b"0\r\n\r\n".to_vec()].concat())]
+    };
+    let engines = [odd.await.unwrap(), RawEngine::serving(good).await.unwrap()];
+    let cluster = TestClusterBuilder::new()
+        .in_turn(&engines)
+        .config(|config| config.timeouts.stream_comment = comment)
+        .start()
+        .await
+        .unwrap();
+    Bench { engines, cluster, acts }
+}
+
+fn named_body(path: &str, more: Value) -> String {
+    let mut body = json!({"model": "tiny", "max_tokens": 9, "stream": true, "store": false, "input": "a",
+        "messages": [{"role": "user", "content": "hello"}]});
+    body.as_object_mut().unwrap().remove(if path == "/v1/messages" { "input" } else { "messages" });
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    body.to_string()
+}
+
+#[tokio::test]
+async fn i3_a_response_or_message_that_was_only_announced_is_tried_elsewhere() {
+    let error = |path: &str| match path {
+        "/v1/responses" => "event: error\ndata: {\"type\":\"error\",\"code\":500,\"message\":\"x\"}\n\n",
+        _ => {
+            "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"api_error\",\"message\":\"x\"}}\n\n"
+        }
+    };
+    for path in ANNOUNCED {
+        let bench = announcing(path, Duration::ZERO).await;
+        for then in [
+            vec![Act::Pause(50 * MS), Act::Reset],
+            vec![Act::Pause(50 * MS), Act::Send(b"0\r\n\r\n".to_vec())],
+            vec![Act::Send(chunk(error(path).as_bytes())), Act::Send(b"0\r\n\r\n".to_vec())],
+        ] {
+            *bench.acts.lock() = then.clone();
+            let reply = bench.cluster.client.post(path, &[], named_body(path, json!({}))).await.unwrap();
+            let text = String::from_utf8_lossy(&reply.body).into_owned();
+            // I3.17
+            assert_eq!(text, announced(path).concat() + &answer_events(path), "{path} {then:?}");
+        }
+        bench.cluster.at_rest().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn i3_an_announcement_waits_for_the_answer_while_comments_keep_the_connection() {
+    for path in ANNOUNCED {
+        let ping = chunk(b"event: ping\ndata: {\"type\":\"ping\"}\n\n");
+        // Its pings come more often than comments are due.
+        let silence = (0..20).flat_map(|_| [Act::Pause(50 * MS), Act::Send(ping.clone())]);
+        let rest = [Act::Send(chunk(answer_events(path).as_bytes())), Act::Send(b"0\r\n\r\n".to_vec())];
+        let Bench { engines, cluster, acts } = announcing(path, 200 * MS).await;
+        *acts.lock() = silence.chain(rest).collect();
+        let reply = cluster.client.post(path, &[], named_body(path, json!({}))).await.unwrap();
+        let text = String::from_utf8_lossy(&reply.body).into_owned();
+        let (comments, events) = text.split_at(text.find("event:").unwrap());
+        // I3.8, I3.17
+        assert!(comments.matches(": waiting for the engine").count() >= 3, "{text}");
+        assert!(events.starts_with(announced(path)[0]) && events.ends_with(&answer_events(path)), "{text}");
+        assert_eq!(engines[1].requests().iter().filter(|seen| seen.line.starts_with("POST")).count(), 0);
+        cluster.at_rest().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn i3_a_response_in_the_background_is_announced_at_once() {
+    let bench = announcing(ANNOUNCED[0], Duration::ZERO).await;
+    *bench.acts.lock() = vec![Act::Hang];
+    let body = named_body(ANNOUNCED[0], json!({"background": true}));
+    let mut stream = bench.cluster.client.stream(ANNOUNCED[0], &[], body).await.unwrap();
+    // I3.17: its client needs the id.
+    let first = tokio::time::timeout(Duration::from_secs(10), stream.next()).await.unwrap().unwrap();
+    assert!(format!("{first:?}").contains("response.created"), "{first:?}");
 }

@@ -174,6 +174,13 @@ fn kind(event: &[u8]) -> &[u8] {
     name.or_else(|| sse::type_of(event)).unwrap_or_default()
 }
 
+/// Returns whether a named event only announces an answer, or keeps the connection: engines send it before
+/// they know whether they will generate anything.
+#[must_use]
+pub(crate) fn is_announcement(event: &[u8]) -> bool {
+    matches!(kind(event), b"response.created" | b"response.in_progress" | b"message_start" | b"ping")
+}
+
 fn reported(event: &[u8]) -> ReportedFields<'_> {
     serde_json::from_slice(sse::object(event)).unwrap_or_default()
 }

@@ -74,7 +74,7 @@ struct Relay {
     read_at: Instant,
     /// When an event with data last arrived, or the wait for the first one began.
     event_at: Instant,
-    /// When the client last got a comment.
+    /// When the client last got a comment, or the first event began to wait.
     commented_at: Instant,
     /// Whether an event with data was passed on.
     begun: bool,

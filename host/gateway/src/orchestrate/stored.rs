@@ -78,15 +78,17 @@ struct Tool {
     r#type: String,
 }
 
-fn is_in_background(request: &Request) -> bool {
-    matches!(read(&request.body, "background"), Ok(Some(Flag(true))))
+/// Returns whether an engine answers in the background, whether or not the connection holds.
+pub(super) fn is_in_background(request: &Request) -> bool {
+    request.endpoint == Endpoint::Responses
+        && matches!(read(&request.body, "background"), Ok(Some(Flag(true))))
 }
 
 /// Returns whether an engine may continue with a request after this failure: it answers in the background,
 /// whether or not the connection holds, and may have got the request.
 pub(super) fn may_run_on(request: &Request, error: &CallError) -> bool {
     let may_have_it = error.began() && !matches!(error, CallError::Status { .. });
-    may_have_it && request.endpoint == Endpoint::Responses && is_in_background(request)
+    may_have_it && is_in_background(request)
 }
 
 /// Remembers the worker that sent an event or a whole answer, if that names a stored response. Returns

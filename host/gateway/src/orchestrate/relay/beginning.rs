@@ -4,9 +4,13 @@ use super::{MAX_CHUNK, Relay};
 use crate::{
     openai::{
         request::Endpoint,
+        seen,
         sse::{self, Seen},
     },
-    orchestrate::first_event::{first_events, look_at_whole},
+    orchestrate::{
+        first_event::{first_events, look_at_whole},
+        stored::is_in_background,
+    },
     upstream::CallError,
 };
 
@@ -18,8 +22,8 @@ impl Relay {
     }
 
     /// Returns whether these events, of which none was passed on, are passed on now. From the first one on,
-    /// the stream can only be continued. The first event of a chat waits for the next one if it has nothing
-    /// but a role: engines send it before they know whether they will generate anything.
+    /// the stream can only be continued. Events that engines send before they know whether they will generate
+    /// anything wait for the next one: the role of a chat, or what announces a response or a message.
     ///
     /// # Errors
     /// The stream begins with an error, or with bytes that are not an event.
@@ -27,23 +31,34 @@ impl Relay {
         if self.begun {
             return Ok(true);
         }
-        let mut first_events = first_events(events);
-        let Some(first) = first_events.next() else { return Ok(true) };
-        let second = first_events.next();
-        let endpoint = self.drive.request.endpoint;
-        let seen = look_at_whole(endpoint, first)?;
-        if endpoint == Endpoint::ChatCompletions && has_only_role(&seen) {
-            if second.is_none() && events.len() <= MAX_CHUNK {
-                self.waiting = events.len();
-                return Ok(false);
-            }
-            match second.map(|second| look_at_whole(endpoint, second)) {
+        let mut earlier: Option<Seen> = None;
+        let mut has_answer = false;
+        for event in first_events(events) {
+            let seen = match look_at_whole(self.drive.request.endpoint, event) {
                 // A prompt may be all that was to be computed: its usage says so.
-                Some(Err(error)) if seen.usage.is_none() || !second.is_some_and(sse::is_done) => {
-                    return Err(error);
+                Err(_)
+                    if sse::is_done(event) && earlier.as_ref().is_some_and(|seen| seen.usage.is_some()) =>
+                {
+                    has_answer = true;
+                    break;
                 }
-                _ => {}
+                seen => seen?,
+            };
+            has_answer = !self.may_wait(event, &seen, earlier.is_none());
+            earlier = Some(seen);
+            if has_answer {
+                break;
             }
+        }
+        if earlier.is_none() {
+            return Ok(true);
+        }
+        if !has_answer && events.len() <= MAX_CHUNK {
+            if self.waiting == 0 {
+                self.commented_at = self.read_at;
+            }
+            self.waiting = events.len();
+            return Ok(false);
         }
         (self.begun, self.waiting) = (true, 0);
         self.set_timer();
@@ -51,6 +66,19 @@ impl Relay {
             self.drive.legs.stream_began();
         }
         Ok(true)
+    }
+
+    /// Returns whether an event at the beginning waits for the next one. A response in the background goes on
+    /// without its client, who needs the id.
+    fn may_wait(&self, event: &[u8], seen: &Seen, is_first: bool) -> bool {
+        let request = &self.drive.request;
+        match request.endpoint {
+            Endpoint::ChatCompletions => is_first && has_only_role(seen),
+            Endpoint::Responses | Endpoint::Messages => {
+                seen::is_announcement(event) && !is_in_background(request)
+            }
+            _ => false,
+        }
     }
 }
 

@@ -92,7 +92,9 @@ impl Relay {
         let has_all = self.detached || (self.closed && self.held.is_none());
         let takes_comments = self.bytes.is_none() && !every.is_zero();
         let waits = !self.over && !has_all && takes_comments && !self.drive.gone.is_cancelled();
-        waits.then(|| self.event_at.max(self.commented_at) + every)
+        // The client has none of the events that wait.
+        let last_event = Some(self.event_at).filter(|_| self.waiting == 0);
+        waits.then(|| last_event.map_or(self.commented_at, |at| at.max(self.commented_at)) + every)
     }
 
     /// The worker whose answer is relayed.
