@@ -127,6 +127,7 @@ mod traces;
 mod trtllm_legs;
 mod unnamed_models;
 mod unreadable_events;
+mod unsplit_requests;
 mod vllm_frontends;
 mod vllm_legs;
 mod whole_answers;

@@ -189,6 +189,13 @@ impl Endpoint {
         matches!(self, Self::ChatCompletions | Self::Completions | Self::Generate | Self::Messages)
     }
 
+    /// Returns whether the engine generates text from the tokens of a prompt. These are the requests that
+    /// `enforce_disagg` keeps off single workers.
+    #[must_use]
+    pub(crate) fn generates_text(self) -> bool {
+        self.splits() || matches!(self, Self::Responses | Self::GenerateTokens)
+    }
+
     /// Returns the only engine that has the endpoint; `None` if any may have it.
     #[must_use]
     pub(crate) fn engine(self) -> Option<Engine> {
@@ -208,8 +215,7 @@ impl Endpoint {
     /// Returns whether the answer may be a stream.
     #[must_use]
     pub(crate) fn streams(self) -> bool {
-        let is_of_text = matches!(self, Self::Responses | Self::GenerateTokens);
-        self.splits() || is_of_text || self.is_form() || self.streams_bytes()
+        self.generates_text() || self.is_form() || self.streams_bytes()
     }
 
     /// Returns whether the bytes of a stream are passed on as they come: they are audio, or events in a form

@@ -87,14 +87,21 @@ pub(crate) fn plan(
     if !has_engine(snapshot, model, engine) {
         return Err(lacks_engine(request).into());
     }
-    // A probe runs on its worker alone [A1]. Requests that generate nothing have no prefill to hand over.
-    if request.hints.probe || !may_split(request, snapshot) {
+    // A probe runs on its worker alone [A1]. Workers of any role answer what needs no run of the model.
+    if request.hints.probe || request.endpoint.needs_no_model_run() {
         return Ok(SINGLE);
     }
     let local = may_run_locally(request, snapshot);
     let enforced = state.settings.split(model, snapshot).enforce_disagg;
     let splittable =
         Splittable { enforce_disagg: enforced, pins_prefill: request.hints.prefill.is_some(), local };
+    if let Some(reason) = why_on_one_worker(request, snapshot, splittable.may_run_locally()) {
+        if may_run_on_one_worker(request, splittable) {
+            return Ok(SINGLE);
+        }
+        count_unsplittable(state, purpose);
+        return Err(not_split(reason).into());
+    }
     let pair = pair_that_is_up(snapshot, model, engine);
     // Pairs of other engines serve other requests for the model.
     if engine.is_none()
@@ -102,18 +109,9 @@ pub(crate) fn plan(
     {
         tracing::info!(model = model.as_str(), state = state.as_str(), enforced, "remote prefill changed");
     }
-    // No prefill worker was ever seen, or all are down [B1].
-    let Some((prefill, _)) = pair else {
-        return match splittable.without_pair() {
-            Ok(shape) => Ok(RequestPlan { shape, planned: None, decode_override: None }),
-            Err(NoPair::Enforced) => Err(ApiError::PrefillUnavailable.into()),
-            Err(NoPair::NoWorker) => Err(ApiError::NoWorker(no_pair(model, snapshot)).into()),
-        };
-    };
+    let Some((prefill, _)) = pair else { return plan_without_pair(splittable, model, snapshot) };
     if let Some(reason) = why_unsplittable(request, snapshot, prefill) {
-        if purpose == Purpose::Route {
-            state.metrics.handoff("unsplittable");
-        }
+        count_unsplittable(state, purpose);
         return if splittable.may_run_locally() { Ok(SINGLE) } else { Err(not_split(reason).into()) };
     }
     let question = question(state, request, routing_request, snapshot, Leg::Decode);
@@ -146,13 +144,26 @@ pub(crate) fn plan(
     }
 }
 
+/// Plans a request for whose model no prefill worker was ever seen, or all are down [B1].
+fn plan_without_pair(
+    splittable: Splittable,
+    model: &ModelName,
+    snapshot: &Snapshot,
+) -> Result<RequestPlan, Unplanned> {
+    match splittable.without_pair() {
+        Ok(shape) => Ok(RequestPlan { shape, planned: None, decode_override: None }),
+        Err(NoPair::Enforced) => Err(ApiError::PrefillUnavailable.into()),
+        Err(NoPair::NoWorker) => Err(ApiError::NoWorker(no_pair(model, snapshot)).into()),
+    }
+}
+
 /// Returns whether a pair may run a request that its planned worker does not run. `tried`: workers that
 /// failed it.
 pub(super) fn pair_takes_over(request: &Request, snapshot: &Snapshot, tried: &[CandidateId]) -> bool {
     let (model, engine) = (&request.model, request.endpoint.engine());
     let pair = pair_that_is_up(snapshot, model, engine);
     pair.is_some_and(|(prefill, _)| why_unsplittable(request, snapshot, prefill).is_none())
-        && may_split(request, snapshot)
+        && why_on_one_worker(request, snapshot, may_run_locally(request, snapshot)).is_none()
         && pair_may_take_over(snapshot, model, engine, tried)
 }
 
@@ -163,20 +174,35 @@ fn not_split(reason: &str) -> ApiError {
     ))
 }
 
-/// Returns whether the request may run on two workers. A response may where the engines take it.
-fn may_split(request: &Request, snapshot: &Snapshot) -> bool {
-    if request.endpoint != Endpoint::Responses {
-        return request.endpoint.splits();
+fn count_unsplittable(state: &State, purpose: Purpose) {
+    if purpose == Purpose::Route {
+        state.metrics.handoff("unsplittable");
     }
-    let pair = pair_that_is_up(snapshot, &request.model, None);
-    pair.is_some_and(|(prefill, _)| {
-        let connector = connector_for(prefill.worker.spec());
-        let is_stored = connector.decode_stores_responses() || !stored::may_store(request);
-        connector.hands_over_responses()
-            && !stored::needs_one_worker(request)
-            && (is_stored || !may_run_locally(request, snapshot))
-            && why_unsplittable(request, snapshot, prefill).is_none()
-    })
+}
+
+/// Returns whether a request that only one worker can run may run there. One that generates no text has no
+/// prefill leg that could be enforced or pinned.
+fn may_run_on_one_worker(request: &Request, splittable: Splittable) -> bool {
+    if request.endpoint.generates_text() { splittable.may_run_locally() } else { splittable.local }
+}
+
+/// Returns why the request runs on one worker, even if a pair is up: its endpoint is not split, or only
+/// with some engines. `local`: a single worker may serve it.
+fn why_on_one_worker(request: &Request, snapshot: &Snapshot, local: bool) -> Option<&'static str> {
+    let endpoint = request.endpoint;
+    if endpoint.splits() {
+        return None;
+    }
+    if endpoint != Endpoint::Responses {
+        return Some(endpoint.path());
+    }
+    if stored::needs_one_worker(request) {
+        return Some("a response in the background, after another one, or with tools of the engine");
+    }
+    let (prefill, _) = pair_that_is_up(snapshot, &request.model, None)?;
+    let connector = connector_for(prefill.worker.spec());
+    let is_stored = connector.decode_stores_responses() || !stored::may_store(request);
+    (!connector.hands_over_responses() || (local && !is_stored)).then_some(endpoint.path())
 }
 
 /// Returns why the request cannot be split over the workers of `prefill` and its pool.
