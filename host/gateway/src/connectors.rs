@@ -21,6 +21,7 @@ use crate::{
 };
 
 mod openai;
+mod python_json;
 mod reserved;
 mod sglang;
 mod trtllm;

@@ -200,3 +200,21 @@ async fn c7_a_request_for_several_sequences_is_not_split_for_trtllm() {
     assert_eq!((context.requests().len(), generation.requests().len()), (2, 6));
     cluster.at_rest().await.unwrap();
 }
+
+#[tokio::test]
+async fn c7_a_prefill_answer_with_numbers_that_json_lacks_is_handed_over() {
+    for name in ["vllm", "trtllm"] {
+        let mut answer = context_answer();
+        answer["choices"][0]["logprobs"] = json!(["here"]);
+        let text = answer.to_string().replace("\"here\"", "NaN,-Infinity");
+        assert!(serde_json::from_str::<Value>(&text).is_err(), "{text}");
+        let prefill = RawEngine::serving(move |_| vec![Act::Send(json_answer(&text))]).await.unwrap();
+        let decode = generating().await;
+        let cluster = gateway(name, &[("prefill", &prefill), ("decode", &decode)]).await;
+        let reply = post(&cluster, COMPLETIONS, json!({ "logprobs": 2 })).await;
+        // C7.11
+        assert_eq!(reply.status, 200, "{name}: {reply:?}");
+        assert_eq!((prefill.requests().len(), decode.requests().len()), (1, 1), "{name}");
+        cluster.at_rest().await.unwrap();
+    }
+}

@@ -9,7 +9,10 @@ use serde_json::{json, value::RawValue};
 
 use pointsman_orchestration::HandoffKind;
 
-use super::{Connector, LegContext, PrefillAnswer, Target, clean, given_up, token_header, usage, with_model};
+use super::{
+    Connector, LegContext, PrefillAnswer, Target, clean, given_up, python_json, token_header, usage,
+    with_model,
+};
 use crate::{
     openai::{
         hide::{Fields, finders},
@@ -122,7 +125,12 @@ impl Connector for Trtllm {
     }
 
     fn read_prefill(&self, body: &[u8]) -> PrefillAnswer {
-        let answer: Answer<'_> = match serde_json::from_slice(body) {
+        let mut repaired = String::new();
+        let text = match std::str::from_utf8(body) {
+            Ok(text) => text,
+            Err(error) => return PrefillAnswer::MissingData(error.to_string()),
+        };
+        let answer: Answer<'_> = match python_json::read(text, &mut repaired) {
             Ok(answer) => answer,
             Err(error) => return PrefillAnswer::MissingData(error.to_string()),
         };

@@ -9,7 +9,7 @@ use serde_json::value::RawValue;
 use pointsman_orchestration::HandoffKind;
 use pointsman_workers::Candidate;
 
-use super::{Connector, LegContext, PrefillAnswer, Target, given_up, usage, vllm};
+use super::{Connector, LegContext, PrefillAnswer, Target, given_up, python_json, usage, vllm};
 use crate::{openai::request::Request, upstream::LegHeaders};
 
 /// The dialect.
@@ -136,7 +136,8 @@ impl Connector for VllmNixl {
             Ok(text) => text,
             Err(error) => return PrefillAnswer::MissingData(error.to_string()),
         };
-        let answer: Answer<'_> = match serde_json::from_str(text) {
+        let mut repaired = String::new();
+        let answer: Answer<'_> = match python_json::read(text, &mut repaired) {
             Ok(answer) => answer,
             Err(error) => return PrefillAnswer::MissingData(error.to_string()),
         };
