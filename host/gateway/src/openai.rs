@@ -1,6 +1,7 @@
 //! The OpenAI-compatible API: request bodies, routing hints, event streams, errors. Knows no state and does
 //! no I/O.
 
+pub(crate) mod background;
 pub(crate) mod body_bytes;
 pub(crate) mod canary;
 pub(crate) mod chunk;

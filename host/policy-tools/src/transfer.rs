@@ -23,8 +23,8 @@ use crate::{
 pub struct PushArgs {
     /// The policy. Its signature, FILE.minisig, is pushed with it if it exists.
     file: PathBuf,
-    /// HOST/REPOSITORY[:TAG][@DIGEST], oci:DIR[:TAG] or dir:DIR; the default tag is latest. A formula file goes to
-    /// dir:DIR only.
+    /// HOST/REPOSITORY[:TAG][@DIGEST], oci:DIR[:TAG] or dir:DIR; the default tag is latest. A formula file
+    /// goes to dir:DIR only.
     target: Place,
     #[command(flatten)]
     registry: RegistryArgs,

@@ -193,7 +193,8 @@ fn answer_events(path: &str) -> String {
 
 const ANNOUNCED: [&str; 2] = ["/v1/responses", "/v1/messages"];
 
-/// A gateway in front of an engine that announces an answer and then does as it is told, and one that answers.
+/// A gateway in front of an engine that announces an answer and then does as it is told, and one that
+/// answers.
 async fn announcing(path: &'static str, comment: Duration) -> Bench {
     let acts = Arc::new(Mutex::new(Vec::new()));
     let told: Arc<Mutex<Vec<Act>>> = acts.clone();

@@ -109,8 +109,8 @@ impl Drive {
         is_found
     }
 
-    /// Returns whether a leg has another worker that can be chosen now and of which this holds. A handoff that
-    /// is in hand goes to one that can take it.
+    /// Returns whether a leg has another worker that can be chosen now and of which this holds. A handoff
+    /// that is in hand goes to one that can take it.
     fn has_another(&self, leg: Leg, candidate: &Candidate, holds: impl Fn(&Candidate) -> bool) -> bool {
         let has_handoff = leg == Leg::Decode && self.attempts.committed(false).is_some();
         let prefill = self.candidate(Leg::Prefill).filter(|_| has_handoff).map(|from| from.worker.spec());

@@ -18,6 +18,7 @@ use super::{Drive, id_of, worker_outcome::refused_key};
 use crate::{
     connectors::{LegContext, RequestToken, Target, connector_for, leg_headers},
     openai::{
+        background::is_in_background,
         endpoint::Format,
         error::ApiError,
         lax::Flag,
@@ -76,12 +77,6 @@ pub(super) fn needs_one_worker(request: &Request) -> bool {
 #[derive(Deserialize)]
 struct Tool {
     r#type: String,
-}
-
-/// Returns whether an engine answers in the background, whether or not the connection holds.
-pub(super) fn is_in_background(request: &Request) -> bool {
-    request.endpoint == Endpoint::Responses
-        && matches!(read(&request.body, "background"), Ok(Some(Flag(true))))
 }
 
 /// Returns whether an engine may continue with a request after this failure: it answers in the background,

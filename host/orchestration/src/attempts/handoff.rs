@@ -53,8 +53,8 @@ impl Attempts {
         self.asked_again = Some(self.asked_again.map_or(at, |first| first.min(at)));
     }
 
-    /// Notes that a decode worker with these ranks takes nothing: it refused even one token of the handoff, or
-    /// for a reason of its own. It would again.
+    /// Notes that a decode worker with these ranks takes nothing: it refused even one token of the handoff,
+    /// or for a reason of its own. It would again.
     pub fn note_declined_handoff(&mut self, ranks: impl IntoIterator<Item = CandidateId>) {
         let known = self.declined.len();
         self.declined.extend(ranks);

@@ -73,8 +73,8 @@ impl Probe {
         }
     }
 
-    /// Asks an engine that was asleep and is awake by its metrics. If it was woken in part, for example without
-    /// its KV cache, its metrics say awake, and it cannot serve.
+    /// Asks an engine that was asleep and is awake by its metrics. If it was woken in part, for example
+    /// without its KV cache, its metrics say awake, and it cannot serve.
     pub(super) async fn confirm_awake(&mut self, figures: &mut Figures) {
         if figures.asleep == Some(false) && self.worker.is_asleep() {
             figures.asleep = self.ask_whether_asleep().await;

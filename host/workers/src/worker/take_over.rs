@@ -50,8 +50,8 @@ impl Worker {
         worker
     }
 
-    /// Returns whether this worker took over from `earlier`, or is the same one: what the gateway knows of the
-    /// engine stays.
+    /// Returns whether this worker took over from `earlier`, or is the same one: what the gateway knows of
+    /// the engine stays.
     #[must_use]
     pub fn continues(&self, earlier: &Self) -> bool {
         Arc::ptr_eq(&self.state, &earlier.state)

@@ -53,9 +53,9 @@ enum Port {
     Number(u16),
 }
 
-/// Returns the workers of a file by their position in its list, and the refused endpoints. `of_source` has the
-/// scheme, and the defaults: the engine, and the role of endpoints without a role label. An endpoint that becomes invalid keeps its worker
-/// of `known`, except one that becomes an encoder.
+/// Returns the workers of a file by their position in its list, and the refused endpoints. `of_source` has
+/// the scheme, and the defaults: the engine, and the role of endpoints without a role label. An endpoint that
+/// becomes invalid keeps its worker of `known`, except one that becomes an encoder.
 pub(super) fn workers(
     file: &EndpointsFile,
     of_source: (Scheme, &BTreeMap<String, String>),

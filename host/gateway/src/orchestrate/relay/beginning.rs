@@ -3,14 +3,12 @@
 use super::{MAX_CHUNK, Relay};
 use crate::{
     openai::{
+        background::is_in_background,
         request::Endpoint,
         seen,
         sse::{self, Seen},
     },
-    orchestrate::{
-        first_event::{first_events, look_at_whole},
-        stored::is_in_background,
-    },
+    orchestrate::first_event::{first_events, look_at_whole},
     upstream::CallError,
 };
 

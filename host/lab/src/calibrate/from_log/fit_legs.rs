@@ -70,8 +70,8 @@ fn is_prompt(leg: &Leg) -> bool {
     leg.kv != PromptKv::Received
 }
 
-/// Gives decode engines the times of prompts of the prefill engines. A sequence that decodes is a new token in
-/// each step, so the time of a sequence is less by as much.
+/// Gives decode engines the times of prompts of the prefill engines. A sequence that decodes is a new token
+/// in each step, so the time of a sequence is less by as much.
 pub(super) fn take_prompt_times(decode: &mut Fit, prefill: &Fit) {
     let of = |fit: &Fit, wanted: Term| fit.terms.iter().find(|fit| fit.term == wanted).copied();
     let before = of(decode, Term::C3).map_or(0.0, |fit| fit.value);

@@ -77,7 +77,8 @@ impl ManagedSlot {
         self.check_undone(&undone).map(|()| undone)
     }
 
-    /// `refused` are the lanes whose files or settings cannot be used, `files` those with a file of their own.
+    /// `refused` are the lanes whose files or settings cannot be used, `files` those with a file of their
+    /// own.
     fn cannot_undo(
         &self,
         slot: String,
