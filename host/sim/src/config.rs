@@ -87,6 +87,8 @@ pub struct SimConfig {
     pub blocks: u32,
     /// Tokens per block.
     pub block_size: u32,
+    /// Keep the blocks of prompts for later prompts with the same prefix.
+    pub prefix_caching: bool,
     /// Publish KV events.
     pub kv_events: bool,
     /// Port of the KV events, 0 for any.
@@ -144,6 +146,7 @@ impl Default for SimConfig {
             max_waiting: 1024,
             blocks: 28_000,
             block_size: 16,
+            prefix_caching: true,
             kv_events: false,
             kv_events_port: 0,
             kv_events_topic: "kv-events".to_owned(),
@@ -229,6 +232,7 @@ impl SimConfig {
                 prefill_only: self.role == Role::Prefill,
             },
             max_waiting: self.max_waiting,
+            prefix_caching: self.prefix_caching,
             step_time: self.step_time.unwrap_or_else(|| self.latencies()),
             jitter: Jitter(self.jitter),
             transfer_per_token: self.transfer_per_token,

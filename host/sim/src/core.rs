@@ -7,6 +7,7 @@
 use std::{sync::Arc, time::Duration};
 
 use rand::{SeedableRng, rngs::SmallRng};
+use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use self::events::EventLog;
 pub use self::{
@@ -62,6 +63,8 @@ pub struct CoreConfig {
     pub limits: BatchLimits,
     /// Maximum number of sequences that wait for admission.
     pub max_waiting: u32,
+    /// Whether sequences share the blocks of equal prefixes.
+    pub prefix_caching: bool,
     /// Duration of a step.
     pub step_time: StepTime,
     /// Jitter of all durations.
@@ -180,7 +183,7 @@ impl EngineCore {
         self.events.add(tag, job);
         self.batch.submit(Sequence {
             tag,
-            prompt: Arc::clone(&job.chain),
+            prompt: if self.config.prefix_caching { job.chain.clone() } else { unshared(&job.chain, tag) },
             isl: job.isl,
             osl: job.out,
             kv: job.kv,
@@ -308,6 +311,11 @@ impl EngineCore {
             preemptions: counts.preemptions,
         }
     }
+}
+
+/// Returns other hashes for the blocks of a sequence, which no other sequence has.
+fn unshared(chain: &[u64], tag: u64) -> Arc<[u64]> {
+    chain.iter().map(|hash| xxh3_64_with_seed(&hash.to_le_bytes(), tag)).collect()
 }
 
 #[cfg(test)]

@@ -166,8 +166,9 @@ impl Scheduler {
 impl Engine {
     pub(crate) fn new(config: SimConfig, advertised: (String, u16), kv_port: Option<u16>) -> Self {
         let mut core = EngineCore::new(config.core(), config.seed);
-        let publisher = config
-            .kv_events
+        // Neither vLLM nor SGLang has events without a prefix cache.
+        let publishes = config.kv_events && config.prefix_caching;
+        let publisher = publishes
             .then(|| Publisher::new(config.dialect, config.block_size, config.kv_events_topic.clone()));
         if publisher.is_some() {
             core.collect_events();

@@ -5,7 +5,11 @@ fn core(max_num_seqs: u32, max_waiting: u32, blocks: u32) -> EngineCore {
         BatchLimits { max_num_seqs, max_batched_tokens: 8_192, blocks, block_size: 16, prefill_only: false };
     let step_time = StepTime::Latencies { overhead: 30.0, per_token: 0.2, itl: 12.0, slowdown: 0.5 };
     let transfer_per_token = Duration::from_micros(5);
-    EngineCore::new(CoreConfig { limits, max_waiting, step_time, jitter: Jitter(0.0), transfer_per_token }, 1)
+    let (prefix_caching, jitter) = (true, Jitter(0.0));
+    EngineCore::new(
+        CoreConfig { limits, max_waiting, prefix_caching, step_time, jitter, transfer_per_token },
+        1,
+    )
 }
 
 fn whole(seed: u64, full_blocks: u64, out: u32) -> Job {
@@ -198,6 +202,17 @@ fn a_second_equal_prompt_is_credited_and_counted() {
     assert_eq!(core.take_admitted(), [(first, 0), (second, 64)]);
     let counts = core.counts();
     assert_eq!((counts.prefix_queries, counts.prefix_hits), (130, 64));
+}
+
+#[test]
+fn without_prefix_caching_an_equal_prompt_is_computed_again() {
+    let mut core = core(4, 4, 100);
+    core.config.prefix_caching = false;
+    for _ in 0..2 {
+        let id = core.submit(&whole(1, 4, 1)).unwrap();
+        step(&mut core).unwrap();
+        assert_eq!(core.take_admitted(), [(id, 0)]);
+    }
 }
 
 #[test]

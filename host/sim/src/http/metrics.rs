@@ -82,10 +82,11 @@ fn vllm(engine: &Engine, state: &SimState, out: &mut Exposition) {
     out.family("vllm:num_preemptions", "counter", "Cumulative number of preemption from the engine.");
     let _ = writeln!(out.0, "vllm:num_preemptions_total{labels} {}.0", state.preemptions);
     out.family("vllm:cache_config_info", "gauge", "Information of the LLMEngine CacheConfig");
+    let prefix_caching = if config.prefix_caching { "True" } else { "False" };
     for rank in 0..config.dp_size {
         let _ = writeln!(
             out.0,
-            r#"vllm:cache_config_info{{block_size="{}",cache_dtype="auto",enable_prefix_caching="True",engine="{rank}",num_gpu_blocks="{}"}} 1.0"#,
+            r#"vllm:cache_config_info{{block_size="{}",cache_dtype="auto",enable_prefix_caching="{prefix_caching}",engine="{rank}",num_gpu_blocks="{}"}} 1.0"#,
             config.block_size, config.blocks
         );
     }

@@ -59,6 +59,7 @@ pub(super) async fn server_info(
         "max_total_tokens": null,
         "max_total_num_tokens": capacity(&engine),
         "max_req_input_len": config.max_model_len,
+        "disable_radix_cache": !config.prefix_caching,
         "kv_events": kv_events,
         "status": "ready",
         "internal_states": [{"effective_max_running_requests_per_dp": config.max_num_seqs}],
