@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use pointsman_workers::{BookingRequest, Candidate, Pool};
-use prefix_index::PrefixIndex;
+use prefix_index::{Prefix, PrefixIndex, ProvisionalRecord};
 use tokio::time::Instant;
 
 use crate::{
@@ -173,12 +173,18 @@ impl Router {
             count_decision(query.snapshot.pool(query.model, query.leg), &candidate);
             // Recorded now, and not when the worker accepts: the requests of a burst go where their common
             // prefix is (F5).
-            let (worker, rank) = (candidate.worker_id(), candidate.rank);
-            let record = self.index.record_provisionally(worker, rank, &request.prefix, started);
+            let record = self.record_prefix(&candidate, &request.prefix, started);
             let mut receipt = chosen.receipt(query, started);
             receipt.id = self.record_choice(query, config, &receipt, buffers);
             Ok(Routed { candidate, booking, record, receipt })
         })
+    }
+
+    /// Records that the candidate has the prefix cached from now on, unless its engine has no prefix cache.
+    fn record_prefix(&self, candidate: &Candidate, prefix: &Prefix, now: Instant) -> ProvisionalRecord {
+        let (worker, rank) = (candidate.worker_id(), candidate.rank);
+        let record = |prefix| self.index.record_provisionally(worker, rank, prefix, now);
+        if candidate.worker.caches_prefixes() { record(prefix) } else { record(&Prefix::default()) }
     }
 
     /// Chooses as [`Router::route`] would now, and changes no state: no booking, no entry in the index, no

@@ -71,6 +71,8 @@ pub struct EngineFacts {
     pub kv_replay_port: Option<u16>,
     /// Whether the role may change while the engine runs (SGLang's `/pd_role_switch`).
     pub switches_role: bool,
+    /// Whether a prompt's KV is kept for later prompts with the same prefix.
+    pub prefix_cache: Option<bool>,
 }
 
 /// The configuration and the engine differ.
@@ -144,6 +146,7 @@ impl EngineFacts {
             kv_events_port: self.kv_events_port.or(earlier.kv_events_port),
             kv_replay_port: self.kv_replay_port.or(earlier.kv_replay_port),
             switches_role: self.switches_role || earlier.switches_role,
+            prefix_cache: self.prefix_cache.or(earlier.prefix_cache),
         }
     }
 }

@@ -145,6 +145,45 @@ async fn b8_what_was_predicted_of_a_process_ends_with_it() {
 }
 
 #[tokio::test]
+async fn f5_an_engine_without_a_prefix_cache_attracts_no_prompt_until_it_restarts_with_one() {
+    for dialect in [Dialect::Vllm, Dialect::Sglang] {
+        let listen = SocketAddr::from(([127, 0, 0, 1], free_port().unwrap()));
+        let engine = |prefix_caching| SimConfig {
+            listen,
+            prefix_caching,
+            ..SimConfig::instant(dialect, Role::Aggregated)
+        };
+        let builder = TestClusterBuilder::new().sim_with(engine(false), "");
+        let mut cluster = builder.sim(dialect, Role::Aggregated).start().await.unwrap();
+        let list = cluster.admin.get("/workers").await.unwrap().json().unwrap();
+        let shown = [0, 1].map(|place: usize| list["workers"][place]["facts"]["prefix_cache"].clone());
+        assert_eq!(shown, [json!(false), json!(true)], "{dialect:?}");
+        let pinned = async |cluster: &TestCluster, worker: &str| {
+            let pin = [("x-worker-instance-id", worker)];
+            assert_eq!(cluster.client.post(COMPLETIONS, &pin, body()).await.unwrap().status, 200);
+            let cached = cached(cluster).await;
+            cluster.gateway.state().router.index().flush();
+            cached
+        };
+        for worker in ["1", "2", "1"] {
+            // F5.5
+            assert_eq!(pinned(&cluster, worker).await.0, json!(0), "{dialect:?} {worker}");
+        }
+        assert_eq!(cluster.sims[0].state().prefix_hits, 0);
+        for _ in 0..12 {
+            assert_eq!(status_of(&cluster).await, 200);
+            assert_ne!(cached(&cluster).await.0, json!(0), "{dialect:?}: the other engine has it cached");
+        }
+        cluster.sims.remove(0).kill().await;
+        cluster.until("the engine is gone", |cluster| ineligible(cluster) != [None, None]).await.unwrap();
+        let _again = Sim::start(engine(true)).await.unwrap();
+        cluster.until("it is back", |cluster| ineligible(cluster) == [None, None]).await.unwrap();
+        pinned(&cluster, "1").await;
+        assert_ne!(pinned(&cluster, "1").await.0, json!(0), "{dialect:?}: it has a cache now");
+    }
+}
+
+#[tokio::test]
 async fn b8_a_rolling_upgrade_pairs_engines_of_one_version() {
     let engine = |role, version: &str| SimConfig {
         version: Some(version.to_owned()),

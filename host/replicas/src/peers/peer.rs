@@ -7,7 +7,7 @@ use std::{
 };
 
 use pointsman_orchestration::{CLOSED_FOR, SessionChange, Stamp};
-use pointsman_workers::{DpRank, LoadValues, RemoteBooking, WorkerKey};
+use pointsman_workers::{DpRank, LoadValues, RemoteBooking, Worker, WorkerKey};
 use prefix_index::Prefix;
 use tokio::time::Instant;
 
@@ -206,8 +206,8 @@ impl Peer {
         // Hashes of another block size mean nothing here.
         let comparable = self.block_size == table.block_size;
         let count = prefix.hashes().len();
-        let known = table.workers.find(worker).filter(|_| comparable && count > 0);
-        if let Some(known) = known {
+        let is_kept = |worker: &&Arc<Worker>| comparable && count > 0 && worker.caches_prefixes();
+        if let Some(known) = table.workers.find(worker).filter(is_kept) {
             let (worker, prefix) = (known.id(), prefix.clone());
             table.effects.push(Effect::Sent { worker, rank, prefix });
         }

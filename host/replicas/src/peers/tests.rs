@@ -2,8 +2,8 @@ use std::sync::mpsc::Receiver;
 
 use pointsman_orchestration::{BindingKey, SessionChange, Stamp};
 use pointsman_workers::{
-    BlockHash, Booking, BookingRequest, Candidate, Journal, JournalEntry, Leg, ModelName, Registry,
-    WorkerKey, WorkerSpec,
+    BlockHash, Booking, BookingRequest, Candidate, EngineFacts, Journal, JournalEntry, Leg, ModelName,
+    Registry, WorkerKey, WorkerSpec,
 };
 use proptest::prelude::*;
 
@@ -197,6 +197,22 @@ fn q5_a_reader_learns_what_a_worker_was_sent_once() {
     // Q5.1
     assert_eq!(effects[1], Effect::Sent { worker: WorkerId(2), rank: DpRank(1), prefix });
     assert_eq!(reader.receive(sender.outbox.snapshot(false)), []);
+}
+
+#[test]
+fn f5_a_worker_without_a_prefix_cache_keeps_nothing_of_what_other_gateways_sent() {
+    let (mut sender, mut reader) = (Sender::new(5, 100), Reader::new(&[1, 2]));
+    let facts = EngineFacts { prefix_cache: Some(false), ..EngineFacts::default() };
+    reader.registry.snapshot().get(WorkerId(2)).unwrap().set_facts(facts);
+    let _bookings = [sender.book(3, &[1, 2], false), sender.book(0, &[1, 2], false)];
+    let effects = reader.receive(sender.outbox.batch(Vec::new()));
+    let sent = effects.iter().filter_map(|effect| match effect {
+        Effect::Sent { worker, .. } => Some(*worker),
+        _ => None,
+    });
+    // F5.5
+    assert_eq!(sent.collect::<Vec<_>>(), [WorkerId(1)]);
+    assert_eq!(reader.loads()[3].0, 1, "its load counts");
 }
 
 #[test]

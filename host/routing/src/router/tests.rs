@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
 use pointsman_workers::{
-    BlockHash, DpRank, Health, Leg, ModelName, Registry, Snapshot, WorkerId, WorkerSpec,
+    BlockHash, DpRank, EngineFacts, Health, Leg, ModelName, Registry, Snapshot, WorkerId, WorkerSpec,
 };
 use prefix_index::{IndexConfig, PrefixIndex};
 use tokio::sync::mpsc;
@@ -571,6 +571,29 @@ fn f5_a_decision_is_recorded_in_the_index_and_draws_the_next_one() {
         let routed = fixture.route(Leg::Prefill, |query| query.seed = seed).unwrap();
         // F5.1
         assert_eq!((routed.receipt.worker, routed.receipt.cached_blocks), (first, [4, 0, 0]));
+    }
+}
+
+#[test]
+fn f5_no_decision_is_recorded_for_a_worker_without_a_prefix_cache() {
+    let fixture = fixture(Program::Native(NativeMode::Kv));
+    let set = |prefix_cache| {
+        let facts = EngineFacts { prefix_cache, ..EngineFacts::default() };
+        [1, 2].into_iter().for_each(|id| fixture.worker(id).set_facts(facts.clone()));
+    };
+    let route = || {
+        let Routed { receipt, mut record, .. } = fixture.route(Leg::Prefill, |_| {}).unwrap();
+        record.keep();
+        fixture.router.index().flush();
+        (receipt.cached_blocks, fixture.router.index().stats().records)
+    };
+    set(Some(false));
+    // F5.5
+    assert_eq!([route(), route()], [([0; 3], 0), ([0; 3], 0)]);
+    for known in [None, Some(true)] {
+        set(known);
+        route();
+        assert_eq!(route().0, [4, 0, 0], "{known:?}");
     }
 }
 

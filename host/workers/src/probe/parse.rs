@@ -12,6 +12,10 @@ use crate::{
     id::Role,
 };
 
+mod prefix_cache;
+
+use prefix_cache::PrefixCaches;
+
 /// Parses Mooncake's bootstrap server, `{"0": "id"}` or `{"0": {"engine_id": "id"}}`, and returns the engine
 /// id of each of the `dp_size` ranks. With ranks on several nodes the server names them by the numbers of all
 /// nodes, of which this engine has those from `first_rank` on.
@@ -39,16 +43,17 @@ enum EngineId {
     Entry { engine_id: String },
 }
 
-/// Reads the KV cache's block size and number of blocks from the metric `vllm:cache_config_info`, counts the
-/// data-parallel ranks by their label, and recognises the connector by its metrics. The Rust frontend has the
-/// metrics of all connectors: then the connector is not known.
+/// Reads the KV cache's block size, its number of blocks and whether prefixes are cached from the metric
+/// `vllm:cache_config_info`, counts the data-parallel ranks by their label, and recognises the connector by
+/// its metrics. The Rust frontend has the metrics of all connectors: then the connector is not known.
 pub(super) fn vllm_facts(metrics: &[u8]) -> EngineFacts {
     let (mut facts, mut ranks, mut connectors) = (EngineFacts::default(), BTreeSet::new(), BTreeSet::new());
+    let mut prefix_caches = PrefixCaches::default();
     for sample in samples(metrics) {
         let name = sample.name.strip_prefix("ray_").unwrap_or(sample.name);
-        let Some(name) = name.strip_prefix("vllm").and_then(|rest| rest.strip_prefix([':', '_'])) else {
-            continue;
-        };
+        let of_vllm = name.strip_prefix("vllm").and_then(|rest| rest.strip_prefix([':', '_']));
+        prefix_caches.note(of_vllm.unwrap_or(name), &sample);
+        let Some(name) = of_vllm else { continue };
         // With ranks on several nodes, one server may list 8 to 15.
         if matches!(name, "cache_config_info" | "num_requests_running") {
             ranks.extend(sample.label("engine").filter(|label| !label.is_empty()));
@@ -66,7 +71,8 @@ pub(super) fn vllm_facts(metrics: &[u8]) -> EngineFacts {
     let first_rank = first_rank.filter(|first| *first < MAX_DP_SIZE);
     let dp_size = u32::try_from(ranks.len()).ok().filter(|ranks| (1..=MAX_DP_SIZE).contains(ranks));
     let only = connectors.pop_first().filter(|_| connectors.is_empty());
-    EngineFacts { dp_size, first_rank, connector: only.map(str::to_owned), ..facts }
+    let prefix_cache = prefix_caches.known();
+    EngineFacts { dp_size, first_rank, connector: only.map(str::to_owned), prefix_cache, ..facts }
 }
 
 /// Prefix of a connector's metrics, and the connector. Mooncake's store only shares a cache: it says nothing
@@ -146,6 +152,7 @@ struct ServerInfo {
     version: Option<Value>,
     enable_pd_role_switch: Option<Value>,
     kv_events: Option<Value>,
+    disable_radix_cache: Option<Value>,
     #[serde(default, deserialize_with = "states")]
     internal_states: Vec<Value>,
 }
@@ -195,6 +202,7 @@ pub(super) fn sglang_facts(body: &[u8]) -> Result<EngineFacts, String> {
         kv_events_port: event_port("endpoint_port_base"),
         kv_replay_port: event_port("replay_endpoint_port_base"),
         switches_role,
+        prefix_cache: info.disable_radix_cache.as_ref().and_then(Value::as_bool).map(|disabled| !disabled),
     })
 }
 
@@ -240,6 +248,7 @@ mod tests {
             max_running_requests: Some(16),
             kv_events_port: Some(43_191),
             kv_replay_port: Some(41_555),
+            prefix_cache: Some(true),
             ..EngineFacts::default()
         };
         assert_eq!(plain, expected);

@@ -223,6 +223,10 @@ impl Probe {
             tracing::warn!(%worker, %url, ?unknown, problem, "engine facts unknown; configured values are used");
         }
         self.worker.set_facts(facts);
+        if !self.worker.caches_prefixes() {
+            // With each reading: a decision may have been recorded while this one was stored.
+            self.index.forget_records(spec.id);
+        }
         Ok(())
     }
 
@@ -311,6 +315,10 @@ impl Probe {
             let url = format!("{}/server_info?config_format=json", self.worker.spec().url);
             if let Ok(Some(body)) = self.get_at(&url, MAX_FACTS_BODY).await.body() {
                 facts = parse::vllm_config(&body).or(&facts);
+                if facts.unknown_connector().is_some() {
+                    // The connector may be a cache, also without the engine's own.
+                    facts.prefix_cache = facts.prefix_cache.filter(|has| *has);
+                }
             }
         }
         (facts, problem)

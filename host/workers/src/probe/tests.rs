@@ -23,7 +23,7 @@ use crate::{
 async fn engine(
     owner: &'static str,
     healthy: watch::Receiver<bool>,
-    (started, asleep): (Arc<AtomicUsize>, Arc<AtomicBool>),
+    (started, asleep, uncached): (Arc<AtomicUsize>, Arc<AtomicBool>, Arc<AtomicBool>),
     tasks: &TaskTracker,
 ) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -32,7 +32,8 @@ async fn engine(
     tasks.spawn(async move {
         loop {
             let Ok((mut stream, _)) = listener.accept().await else { return };
-            let (healthy, started, asleep) = (healthy.clone(), started.clone(), asleep.clone());
+            let (healthy, started) = (healthy.clone(), started.clone());
+            let (asleep, uncached) = (asleep.clone(), uncached.clone());
             inner.spawn(async move {
                 let mut buffer = vec![0; 4096];
                 while let Ok(read) = stream.read(&mut buffer).await {
@@ -44,10 +45,16 @@ async fn engine(
                     let (status, body) = match path {
                         "/health" if *healthy.borrow() => ("200 OK", String::new()),
                         "/health" => ("503 Service Unavailable", String::new()),
-                        "/v1/models" => ("200 OK", format!(r#"{{"data":[{{"id":"tiny","owned_by":"{owner}"}}]}}"#)),
+                        "/v1/models" => {
+                            ("200 OK", format!(r#"{{"data":[{{"id":"tiny","owned_by":"{owner}"}}]}}"#))
+                        }
                         "/metrics" => {
                             let (started, awake) = (started.load(Relaxed), u8::from(!asleep.load(Relaxed)));
-                            let text = "vllm:num_requests_running 3.0\nvllm:cache_config_info{num_gpu_blocks=\"77\"} 1";
+                            let caches = if uncached.load(Relaxed) { "False" } else { "True" };
+                            let labels = format!("num_gpu_blocks=\"77\",enable_prefix_caching=\"{caches}\"");
+                            let text = format!(
+                                "vllm:num_requests_running 3.0\nvllm:cache_config_info{{{labels}}} 1"
+                            );
                             let state = format!("vllm:engine_sleep_state{{sleep_state=\"awake\"}} {awake}");
                             ("200 OK", format!("{text}\n{state}\nprocess_start_time_seconds {started}\n"))
                         }
@@ -79,15 +86,25 @@ struct TestWorker {
     healthy: watch::Sender<bool>,
     started: Arc<AtomicUsize>,
     asleep: Arc<AtomicBool>,
+    uncached: Arc<AtomicBool>,
     stop: CancellationToken,
+}
+
+impl TestWorker {
+    /// Returns how many blocks of the prefix the index has of the worker.
+    fn held(&self, prefix: &Prefix) -> u32 {
+        let mut overlaps = Overlaps::default();
+        self.index.matches(prefix.hashes(), &mut overlaps);
+        overlaps.get(self.worker.id(), DpRank(0)).device
+    }
 }
 
 async fn test_worker(owner: &'static str) -> TestWorker {
     let (healthy, receiver) = watch::channel(true);
     let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
     let started = Arc::new(AtomicUsize::new(1_795_233_866));
-    let asleep = Arc::new(AtomicBool::new(false));
-    let url = engine(owner, receiver, (started.clone(), asleep.clone()), &tasks).await;
+    let (asleep, uncached) = <(Arc<AtomicBool>, Arc<AtomicBool>)>::default();
+    let url = engine(owner, receiver, (started.clone(), asleep.clone(), uncached.clone()), &tasks).await;
     let index = index();
     let registry = Arc::new(Registry::default());
     let worker =
@@ -103,7 +120,7 @@ async fn test_worker(owner: &'static str) -> TestWorker {
     };
     let receiver = watch::channel(config).1;
     Prober::start(registry.clone(), index.clone(), receiver, tls_and_names(), tasks, stop.clone());
-    TestWorker { registry, worker, index, healthy, started, asleep, stop }
+    TestWorker { registry, worker, index, healthy, started, asleep, uncached, stop }
 }
 
 async fn until(what: &str, condition: impl Fn() -> bool) {
@@ -151,17 +168,27 @@ async fn b2_health_comes_and_goes_with_the_worker() {
 async fn b8_predictions_end_with_a_process_that_was_replaced_unseen() {
     let test = test_worker("vllm").await;
     until("load", || test.worker.engine_load().is_some()).await;
-    let (rank, prefix) = (DpRank(0), Prefix::from(vec![BlockHash(1), BlockHash(2)]));
-    let held = || {
-        let mut overlaps = Overlaps::default();
-        test.index.matches(prefix.hashes(), &mut overlaps);
-        overlaps.get(test.worker.id(), rank).device
-    };
-    test.index.record(test.worker.id(), rank, &prefix, Instant::now());
-    assert_eq!(held(), 2);
+    let prefix = Prefix::from(vec![BlockHash(1), BlockHash(2)]);
+    test.index.record(test.worker.id(), DpRank(0), &prefix, Instant::now());
+    assert_eq!(test.held(&prefix), 2);
     test.started.fetch_add(1, Relaxed);
     // B8.9
-    until("forgotten", || held() == 0).await;
+    until("forgotten", || test.held(&prefix) == 0).await;
+    test.stop.cancel();
+}
+
+#[tokio::test]
+async fn f5_predictions_end_when_an_engine_says_that_it_has_no_prefix_cache() {
+    let test = test_worker("vllm").await;
+    until("load", || test.worker.engine_load().is_some()).await;
+    let prefix = Prefix::from(vec![BlockHash(1), BlockHash(2)]);
+    test.index.record(test.worker.id(), DpRank(0), &prefix, Instant::now());
+    assert_eq!((test.held(&prefix), test.worker.caches_prefixes()), (2, true));
+    test.uncached.store(true, Relaxed);
+    // F5.5
+    until("forgotten", || test.held(&prefix) == 0 && !test.worker.caches_prefixes()).await;
+    test.uncached.store(false, Relaxed);
+    until("predicted again", || test.worker.caches_prefixes()).await;
     test.stop.cancel();
 }
 

@@ -76,12 +76,20 @@ impl Worker {
         self.spec.prefill_cancellable.unwrap_or_else(is_known)
     }
 
+    /// Returns whether decisions may predict that the engine has prompts cached: unless it reports that it
+    /// has no prefix cache.
+    #[must_use]
+    pub fn caches_prefixes(&self) -> bool {
+        !self.state.lacks_prefix_cache.load(Ordering::Relaxed)
+    }
+
     /// Stores what the engine reports. Configured values take precedence.
-    pub(crate) fn set_facts(&self, facts: EngineFacts) {
+    pub fn set_facts(&self, facts: EngineFacts) {
         let value = |configured: Option<u32>, reported: Option<u32>| configured.or(reported).unwrap_or(0);
         let total_blocks = value(self.spec.total_blocks, facts.total_blocks);
         let block_size = value(self.spec.block_size, facts.block_size);
         self.ranks.iter().for_each(|rank| rank.view().set_capacity(total_blocks, block_size));
+        self.state.lacks_prefix_cache.store(facts.prefix_cache == Some(false), Ordering::Relaxed);
         self.state.facts.store(Arc::new(facts));
     }
 

@@ -51,6 +51,8 @@ pub(super) struct State {
     /// Problem that the last probe found.
     pub(super) problem: ArcSwapOption<String>,
     pub(super) facts: ArcSwap<EngineFacts>,
+    /// Whether the facts say that the engine has no prefix cache.
+    pub(super) lacks_prefix_cache: AtomicBool,
     /// Longest context of each of the engine's models, tokens.
     pub(super) context_lengths: ArcSwap<HashMap<String, u32>>,
     pub(super) contradiction: ArcSwapOption<Contradiction>,
@@ -124,6 +126,7 @@ impl State {
     pub(super) fn new(warm_ups: WarmUps, told: Told) -> Self {
         Self {
             facts: ArcSwap::default(),
+            lacks_prefix_cache: AtomicBool::new(false),
             context_lengths: ArcSwap::default(),
             contradiction: ArcSwapOption::empty(),
             health: AtomicU8::new(0),
