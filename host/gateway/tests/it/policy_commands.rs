@@ -50,7 +50,7 @@ fn all_shipped_cases_pass_on_the_compiled_component() {
         ("cache-aware", 17),
         ("longest-prefix", 10),
         ("conditional-disagg", 16),
-        ("predicted-disagg", 14),
+        ("predicted-disagg", 24),
         ("formula", 7),
     ] {
         embedded(dir.path(), name);
