@@ -266,6 +266,33 @@ async fn d4_the_default_prefills_locally_where_that_saves_more_than_a_step() {
 }
 
 #[tokio::test]
+async fn d4_the_default_keeps_prefill_remote_where_a_stream_would_miss_its_target() {
+    let slow =
+        SimConfig { overhead: Duration::from_secs(6), ..SimConfig::instant(Dialect::Vllm, Role::Prefill) };
+    let paced =
+        SimConfig { itl: Duration::from_millis(10), ..SimConfig::instant(Dialect::Vllm, Role::Decode) };
+    let cluster = TestClusterBuilder::new().sim_with(slow, "").sim_with(paced, "").start().await.unwrap();
+    let (client, first) = (cluster.client.clone(), body(&"one ".repeat(80)));
+    let waiting = tokio::spawn(async move { client.post(COMPLETIONS, &[], first).await.unwrap() });
+    cluster.until("a long prompt waits", |cluster| cluster.booked() == 1).await.unwrap();
+    let long = body("which way? ").replace("\"max_tokens\":3", "\"max_tokens\":4000,\"stream\":true");
+    let mut stream = cluster.client.stream(COMPLETIONS, &[], long).await.unwrap();
+    stream.next().await.unwrap();
+    let is_remote = async |headers: &[(&str, &str)]| {
+        let reply = cluster.client.post("/v1/route", headers, body(&"three ".repeat(10))).await.unwrap();
+        assert_eq!(reply.status, 200, "{reply:?}");
+        reply.json().unwrap()["worker_id"]["prefill_worker_id"].is_u64()
+    };
+    // D4.8
+    assert!(!is_remote(&[]).await);
+    assert!(is_remote(&[("x-slo-tpot-ms", "1")]).await);
+    assert!(!is_remote(&[("x-slo-tpot-ms", "60000")]).await);
+    drop(stream);
+    assert_eq!(waiting.await.unwrap().status, 200);
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
 async fn d4_a_local_plan_that_stock_sglang_cannot_execute_is_counted_and_turned_into_remote() {
     let entry: SlotEntry = toml::from_str("grants = [\"log\", \"state\"]").unwrap();
     let cluster = TestClusterBuilder::new()
