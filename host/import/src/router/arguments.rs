@@ -238,7 +238,7 @@ pub(super) fn without_passwords(text: &str) -> String {
     shown.collect::<Vec<_>>().join(" ")
 }
 
-/// Returns the number of the last word before the first flag that is a router; 0: none is.
+/// Returns the number of the last word before the first flag that is a router; 0 without one.
 fn router_at(arguments: &[String]) -> usize {
     let words = arguments.iter().take_while(|text| !text.starts_with("--") || *text == "--");
     words.enumerate().filter(|(_, text)| is_router(text)).last().map_or(0, |(index, _)| index + 1)
