@@ -158,7 +158,9 @@ async fn i1_an_error_in_an_answer_has_the_status_that_its_type_or_code_names() {
 #[tokio::test]
 async fn i6_an_error_event_of_a_named_stream_has_the_engine_s_code_and_the_next_number() {
     let event = |kind: &str, more: &str| format!("event: {kind}\ndata: {{\"type\":\"{kind}\"{more}}}\n\n");
-    let begins = event("response.created", r#","sequence_number":6,"response":{}"#);
+    // What only announces a response waits for an event that does more (I3.17).
+    let begins = event("response.created", r#","sequence_number":5,"response":{}"#)
+        + &event("response.output_text.delta", r#","sequence_number":6,"delta":"a""#);
     let error = event("error", r#","sequence_number":7,"code":"out_of_blocks","message":"none is left""#);
     let message = event("message_start", r#","message":{}"#);
     let failed = event("error", r#","error":{"type":"out_of_blocks","message":"none is left"}"#);
