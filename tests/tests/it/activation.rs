@@ -273,7 +273,8 @@ async fn d4_the_default_keeps_prefill_remote_where_a_stream_would_miss_its_targe
         SimConfig { itl: Duration::from_millis(10), ..SimConfig::instant(Dialect::Vllm, Role::Decode) };
     let cluster = TestClusterBuilder::new().sim_with(slow, "").sim_with(paced, "").start().await.unwrap();
     let (client, first) = (cluster.client.clone(), body(&"one ".repeat(80)));
-    let waiting = tokio::spawn(async move { client.post(COMPLETIONS, &[], first).await.unwrap() });
+    let tasks = tokio_util::task::TaskTracker::new();
+    let waiting = tasks.spawn(async move { client.post(COMPLETIONS, &[], first).await.unwrap() });
     cluster.until("a long prompt waits", |cluster| cluster.booked() == 1).await.unwrap();
     let long = body("which way? ").replace("\"max_tokens\":3", "\"max_tokens\":4000,\"stream\":true");
     let mut stream = cluster.client.stream(COMPLETIONS, &[], long).await.unwrap();
