@@ -289,24 +289,31 @@ async fn c7_the_context_leg_of_trtllm_says_how_much_was_cached() {
     assert!(asked.contains("generation_only"), "{asked}");
 }
 
-#[tokio::test]
-async fn b8_a_sleeping_engine_without_metrics_of_its_sleep_is_asked() {
-    let sleeps = Arc::new(AtomicBool::new(false));
+/// An engine that says whether it sleeps, and whose metrics are these.
+async fn engine_that_may_sleep(
+    sleeps: &Arc<AtomicBool>,
+    metrics: impl Fn() -> String + Send + Sync + 'static,
+) -> RawEngine {
     let asked = sleeps.clone();
     let engine = RawEngine::start(move |request| {
         let answer = match request.line.as_str() {
             "GET /v1/models" => json_answer(r#"{"data":[{"id":"m","owned_by":"vllm"}]}"#),
             "GET /health" => json_answer("{}"),
-            "GET /metrics" => status("200 OK", "vllm:num_requests_running 0\n"),
+            "GET /metrics" => status("200 OK", &metrics()),
             "GET /is_sleeping" => {
                 json_answer(&json!({ "is_sleeping": asked.load(Ordering::SeqCst) }).to_string())
             }
             _ => status("404 Not Found", "{}"),
         };
         vec![Act::Send(answer)]
-    })
-    .await
-    .unwrap();
+    });
+    engine.await.unwrap()
+}
+
+#[tokio::test]
+async fn b8_a_sleeping_engine_without_metrics_of_its_sleep_is_asked() {
+    let sleeps = Arc::new(AtomicBool::new(false));
+    let engine = engine_that_may_sleep(&sleeps, || "vllm:num_requests_running 0\n".to_owned()).await;
     let flag = format!("role=aggregated,engine=vllm,url=http://{}", engine.address);
     let spec = WorkerSpec::parse_flag(&flag).unwrap();
     let cluster = TestClusterBuilder::new().config(|config| config.workers.push(spec)).start().await.unwrap();
@@ -321,24 +328,12 @@ async fn b8_a_sleeping_engine_without_metrics_of_its_sleep_is_asked() {
 #[tokio::test]
 async fn b8_an_engine_that_was_woken_in_part_gets_no_request() {
     let (sleeps, awake) = (Arc::new(AtomicBool::new(true)), Arc::new(AtomicBool::new(false)));
-    let (asked, metrics) = (sleeps.clone(), awake.clone());
-    let engine = RawEngine::start(move |request| {
+    let metrics = awake.clone();
+    let engine = engine_that_may_sleep(&sleeps, move || {
         let awake = u8::from(metrics.load(Ordering::SeqCst));
-        let answer = match request.line.as_str() {
-            "GET /v1/models" => json_answer(r#"{"data":[{"id":"m","owned_by":"vllm"}]}"#),
-            "GET /health" => json_answer("{}"),
-            "GET /metrics" => {
-                status("200 OK", &format!("vllm:engine_sleep_state{{sleep_state=\"awake\"}} {awake}\n"))
-            }
-            "GET /is_sleeping" => {
-                json_answer(&json!({ "is_sleeping": asked.load(Ordering::SeqCst) }).to_string())
-            }
-            _ => status("404 Not Found", "{}"),
-        };
-        vec![Act::Send(answer)]
+        format!("vllm:engine_sleep_state{{sleep_state=\"awake\"}} {awake}\n")
     })
-    .await
-    .unwrap();
+    .await;
     let flag = format!("role=aggregated,engine=vllm,url=http://{}", engine.address);
     let cluster = TestClusterBuilder::new()
         .config(|config| {
