@@ -1,6 +1,6 @@
 //! Starts a gateway in process with simulated engines behind it.
 
-use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+use std::{env, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
 use pointsman_gateway::{
@@ -50,6 +50,13 @@ pub fn client_keys(keys: &[(&str, &str)]) -> Vec<KeyEntry> {
     keys.iter().enumerate().map(entry).collect()
 }
 
+/// Returns the directory in the target directory where all tests keep compiled policies. Without it, each
+/// test would compile the built-in ones, for a second.
+fn compiled_policies() -> Option<PathBuf> {
+    let test = env::current_exe().ok()?;
+    Some(test.ancestors().nth(2)?.join("compiled-policies"))
+}
+
 impl TestClusterBuilder {
     /// Creates a cluster without engines and with short probe intervals.
     #[must_use]
@@ -61,6 +68,7 @@ impl TestClusterBuilder {
         config.probe.load_interval = Duration::from_millis(200);
         config.policies.debounce = Duration::from_millis(5);
         config.policies.rescan = Duration::from_millis(300);
+        config.policies.compile_cache = compiled_policies();
         config.timeouts.drain = Duration::from_secs(5);
         Self { sims: Vec::new(), in_turn: Vec::new(), config, reread: None }
     }
