@@ -255,22 +255,28 @@ fn parsed(text: &str) -> Result<KeyFile, String> {
     }
 }
 
-/// Returns the files of a directory with keys and the links that lead to no file, and the backups there.
-pub(super) fn files_of(dir: &Path) -> Result<(BTreeSet<PathBuf>, BTreeSet<PathBuf>), String> {
-    let (mut files, mut backups) = (BTreeSet::new(), BTreeSet::new());
+/// Returns the files of a directory with keys and the links that lead to no file, in the order of their
+/// names, and the backups there.
+pub(super) fn files_of(dir: &Path) -> Result<(Vec<PathBuf>, Vec<PathBuf>), String> {
+    let (mut files, mut backups) = (Vec::new(), Vec::new());
     for entry in fs::read_dir(dir).map_err(|error| error.to_string())? {
         let entry = entry.map_err(|error| error.to_string())?;
         let hidden = entry.file_name().as_encoded_bytes().starts_with(b".");
-        let is_dangling = || entry.file_type().is_ok_and(|kind| kind.is_symlink()) && !entry.path().exists();
-        if hidden || !(entry.path().is_file() || is_dangling()) {
+        // The directory knows the kind of an entry: only a link needs a look.
+        let is_listed = |kind: fs::FileType| {
+            kind.is_file() || kind.is_symlink() && (entry.path().is_file() || !entry.path().exists())
+        };
+        if hidden || !entry.file_type().is_ok_and(is_listed) {
             continue;
         }
         let kind = if is_backup(&entry.file_name().to_string_lossy()) { &mut backups } else { &mut files };
-        kind.insert(entry.path());
+        kind.push(entry.path());
         if files.len() + backups.len() > MAX_FILES {
             return Err(format!("more than {MAX_FILES} files"));
         }
     }
+    // Paths of one directory: comparing them part by part would take most of the time of a look.
+    files.sort_unstable_by(|one: &PathBuf, other| one.as_os_str().cmp(other.as_os_str()));
     Ok((files, backups))
 }
 

@@ -24,6 +24,7 @@ use tokio_util::sync::CancellationToken;
 use super::settings::Settings;
 
 mod source;
+mod stamp;
 mod unattended;
 mod watched;
 
@@ -312,7 +313,7 @@ impl ConfigReloader {
         let look = move || {
             let files =
                 source.files(before.as_deref()).unwrap_or_else(|| Err(io::ErrorKind::NotFound.into()));
-            Ok(Arc::new(files?.with_keys(keys)))
+            Ok(Arc::new(files?.with_keys(keys, before.as_deref())))
         };
         tokio::task::spawn_blocking(look).await.map_err(io::Error::other)?
     }

@@ -128,6 +128,14 @@ fn replace(file: &Path, text: &str) {
     fs::rename(next, file).unwrap();
 }
 
+/// Changes a file, and keeps its time and length.
+fn write_in_place(file: &Path, text: &str) {
+    let before = fs::metadata(file).unwrap();
+    fs::write(file, text).unwrap();
+    fs::File::options().write(true).open(file).unwrap().set_modified(before.modified().unwrap()).unwrap();
+    assert_eq!(fs::metadata(file).unwrap().len(), before.len());
+}
+
 #[test]
 fn k1_every_file_that_names_or_holds_a_secret_is_watched_by_its_content() {
     let [clients, admin] = [(); 2].map(|()| free_address());
@@ -159,6 +167,12 @@ fn k1_every_file_that_names_or_holds_a_secret_is_watched_by_its_content() {
     replace(&token, tokens[1]);
     gateway.until("the token is refused", |_| !changes(tokens[0]));
     assert!(gateway.accepts("own-key-2") && gateway.accepts("named-key-2") && changes(tokens[1]));
+    // Looks do not read files any more that were like this for three seconds.
+    thread::sleep(Duration::from_secs(5));
+    write_in_place(&key_file, &(own("own-key-3") + &named));
+    // K1.6
+    gateway.until("the second own key is refused", |gateway| !gateway.accepts("own-key-2"));
+    assert!(gateway.accepts("own-key-3"));
 }
 
 /// Holds a lease of a file for ten seconds and more: a process that opens it waits, as for a server that is

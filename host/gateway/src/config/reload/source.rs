@@ -39,7 +39,8 @@ impl ConfigSource {
     /// Looks at the files with keys that the configuration of the start names, before they are read. Blocks.
     pub(crate) fn with_keys_of(mut self, config: &Config) -> Self {
         let keys = KeyFiles::of(&config.auth);
-        self.at_start = self.at_start.map(|files| Arc::new(Arc::unwrap_or_clone(files).with_keys(keys)));
+        self.at_start =
+            self.at_start.map(|files| Arc::new(Arc::unwrap_or_clone(files).with_keys(keys, None)));
         self
     }
 
@@ -51,7 +52,7 @@ impl ConfigSource {
         }
         let files = self.files(None).and_then(Result::ok);
         let config = (self.read)().map_err(|error| format!("{error:#}"))?;
-        let files = files.map(|files| Arc::new(files.with_keys(KeyFiles::of(&config.auth))));
+        let files = files.map(|files| Arc::new(files.with_keys(KeyFiles::of(&config.auth), None)));
         Ok((config.resolve().map_err(|errors| errors.to_string())?, files))
     }
 }
