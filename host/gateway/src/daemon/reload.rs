@@ -196,10 +196,10 @@ pub(super) fn token_verifier(
 ) -> Result<Option<Arc<TokenVerifier>>, String> {
     let Some(jwt) = &settings.credentials.jwt else { return Ok(None) };
     let salt = settings.routing.hash_salt.expose();
-    if let Some(running) = running.filter(|running| running.is_of(jwt, salt)) {
-        return Ok(Some(running.clone()));
+    if let Some(same) = running.filter(|running| running.is_of(jwt, salt)) {
+        return Ok(Some(same.clone()));
     }
-    let started = TokenVerifier::start(jwt, salt, metrics);
+    let started = TokenVerifier::start(jwt, salt, metrics, running.map(|running| &**running));
     started.map(|started| Some(Arc::new(started))).map_err(|error| format!("auth.jwt: {error}"))
 }
 

@@ -25,7 +25,7 @@ mod public_key;
 mod refresh;
 
 pub(crate) use key_set::KeySet;
-use refresh::Refresh;
+use refresh::{Fetched, Refresh};
 
 /// Maximum length of a token, bytes.
 const MAX_TOKEN: usize = 8 * 1024;
@@ -82,10 +82,16 @@ pub(crate) enum TokenError {
 
 impl TokenVerifier {
     /// Starts to fetch the public keys, if they are to be fetched. `salt` is the salt of the tenant hashes.
+    /// `before`: the verifier until now. Its keys serve until the first fetch if only the CA is another.
     ///
     /// # Errors
     /// The HTTP client does not start.
-    pub(crate) fn start(settings: &JwtSettings, salt: u64, metrics: &Arc<Metrics>) -> Result<Self, String> {
+    pub(crate) fn start(
+        settings: &JwtSettings,
+        salt: u64,
+        metrics: &Arc<Metrics>,
+        before: Option<&Self>,
+    ) -> Result<Self, String> {
         let stop = CancellationToken::new();
         let keys = match &settings.keys {
             KeySource::File(text) => Keys::Fixed(KeySet::parse(text.as_bytes())?),
@@ -97,7 +103,10 @@ impl TokenVerifier {
                 };
                 let client = Setup { roots, ..Setup::default() }.build();
                 let client = client.map_err(|error| format!("reading the public keys: {error}"))?;
-                let refresh = Arc::new(Refresh::new(settings.rules.unknown_key_pause));
+                let refresh = Arc::new(Refresh::new(
+                    settings.rules.unknown_key_pause,
+                    before.and_then(|before| before.keys_for(settings)),
+                ));
                 let run =
                     refresh.clone().run((client, url), settings.rules.refresh, metrics.clone(), stop.clone());
                 #[expect(clippy::disallowed_methods, reason = "it ends with the verifier, by `stop`")]
@@ -119,6 +128,14 @@ impl TokenVerifier {
     #[must_use]
     pub(crate) fn is_of(&self, settings: &JwtSettings, salt: u64) -> bool {
         self.settings == *settings && self.salt == salt
+    }
+
+    /// Returns the set that was fetched, if it serves tokens of these settings, too.
+    fn keys_for(&self, settings: &JwtSettings) -> Option<Arc<Fetched>> {
+        match &self.keys {
+            Keys::Fetched(refresh) if self.settings.rules == settings.rules => refresh.current(),
+            _ => None,
+        }
     }
 
     /// Verifies a token.

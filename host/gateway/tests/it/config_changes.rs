@@ -15,7 +15,14 @@ use std::{
 use pointsman_gateway::config::KeyDigest;
 use pointsman_rig::fleet::free_port;
 use tempfile::TempDir;
-use tokio::time::Instant;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpListener,
+    runtime::Runtime,
+    time::Instant,
+};
+
+use crate::authority::Authority;
 
 /// Longest time for anything that a test waits for.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -68,13 +75,17 @@ impl Gateway {
 
 /// Returns whether an address answers this request with 200.
 fn is_accepted(address: SocketAddr, request: &str, key: &str) -> bool {
+    answer(address, request, key).starts_with("HTTP/1.1 200")
+}
+
+fn answer(address: SocketAddr, request: &str, key: &str) -> String {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(LIMIT)).unwrap();
     let head = format!("{request} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\ncontent-length: 0");
     write!(stream, "{head}\r\nauthorization: Bearer {key}\r\n\r\n").unwrap();
     let mut text = String::new();
     stream.read_to_string(&mut text).unwrap();
-    text.starts_with("HTTP/1.1 200")
+    text
 }
 
 impl Drop for Gateway {
@@ -173,6 +184,59 @@ fn k1_every_file_that_names_or_holds_a_secret_is_watched_by_its_content() {
     // K1.6
     gateway.until("the second own key is refused", |gateway| !gateway.accepts("own-key-2"));
     assert!(gateway.accepts("own-key-3"));
+}
+
+/// Starts a server with TLS that answers each request with a set of public keys. It ends with the runtime.
+fn identity_server(authority: &Authority) -> (SocketAddr, Runtime) {
+    const KEYS: &str = r#"{"keys":[{"kty":"OKP","crv":"Ed25519","kid":"a",
+        "x":"11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo"}]}"#;
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
+    let (address, acceptor) = (listener.local_addr().unwrap(), authority.acceptor());
+    runtime.spawn(async move {
+        loop {
+            let (socket, _) = listener.accept().await.unwrap();
+            let Ok(mut socket) = acceptor.accept(socket).await else { continue };
+            let _ = socket.read(&mut [0; 4096]).await;
+            let head = format!("content-length: {}\r\nconnection: close", KEYS.len());
+            let _ = socket.write_all(format!("HTTP/1.1 200 OK\r\n{head}\r\n\r\n{KEYS}").as_bytes()).await;
+            let _ = socket.shutdown().await;
+        }
+    });
+    (address, runtime)
+}
+
+#[test]
+fn k1_a_renewed_ca_of_the_identity_server_is_used_and_keeps_its_last_keys() {
+    let clients = free_address();
+    let dir = tempfile::tempdir().unwrap();
+    let [right, wrong] = [(); 2].map(|()| Authority::new("127.0.0.1"));
+    let (server, _runtime) = identity_server(&right);
+    let ca = dir.path().join("ca.pem");
+    fs::write(&ca, &wrong.pem).unwrap();
+    let text = format!(
+        "[server]\nlisten = '{clients}'\nadmin_listen = '127.0.0.1:0'\nthreads = 1\n[auth.jwt]\nissuer = 'a'\n\
+         audience = ['b']\njwks_url = 'https://{server}/'\njwks_ca = 'ca.pem'\n"
+    );
+    fs::write(dir.path().join("p.toml"), text).unwrap();
+    let gateway = Gateway::start(dir, clients);
+    let failures =
+        |gateway: &Gateway| gateway.log().matches("public keys of the identity server not").count();
+    gateway.until("the server is not trusted", |gateway| failures(gateway) > 0);
+    // A token of a key of the set, which is no right one.
+    let status = |_: &Gateway| {
+        let token = "eyJhbGciOiJFZERTQSIsImtpZCI6ImEifQ.e30.AAAA";
+        answer(clients, "GET /v1/models", token)[9..12].to_owned()
+    };
+    assert_eq!(status(&gateway), "503");
+    fs::write(&ca, &right.pem).unwrap();
+    // K1.6
+    gateway.until("the keys are fetched", |gateway| status(gateway) == "401");
+    let before = failures(&gateway);
+    fs::write(&ca, &wrong.pem).unwrap();
+    gateway.until("the server is not trusted again", |gateway| failures(gateway) > before);
+    // K2.6
+    assert_eq!(status(&gateway), "401");
 }
 
 /// Holds a lease of a file for ten seconds and more: a process that opens it waits, as for a server that is

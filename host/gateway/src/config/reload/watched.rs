@@ -15,7 +15,8 @@ use crate::config::{Auth, Environment, SECRET_KEYS, credentials};
 #[derive(Debug)]
 pub(super) struct KeyFiles {
     dir: Option<PathBuf>,
-    file: Option<PathBuf>,
+    /// Files of the identity server.
+    files: Vec<PathBuf>,
 }
 
 /// The files at one time.
@@ -24,14 +25,14 @@ pub(super) struct Watched {
     text: Vec<u8>,
     /// Files that the text and the environment name for secrets.
     secrets: HashMap<PathBuf, Stamp>,
-    /// Keys of clients, the files with digests that they name, and the keys of the identity server.
+    /// Keys of clients, the files with digests that they name, and the files of the identity server.
     keys: HashMap<PathBuf, Stamp>,
 }
 
 impl KeyFiles {
     pub(super) fn of(auth: &Auth) -> Self {
-        let file = auth.jwt.as_ref().and_then(|jwt| jwt.jwks_file.clone());
-        Self { dir: auth.key_dir.clone(), file }
+        let files = auth.jwt.iter().flat_map(|jwt| [&jwt.jwks_file, &jwt.jwks_ca]).flatten();
+        Self { dir: auth.key_dir.clone(), files: files.cloned().collect() }
     }
 }
 
@@ -63,7 +64,7 @@ impl Watched {
         let before = before.map(|before| &before.keys);
         let mut keys = stamped(names, before);
         let digests: BTreeSet<PathBuf> = keys.values().flat_map(Stamp::named).cloned().collect();
-        keys.extend(stamped(digests.into_iter().chain(backups).chain(files.file), before));
+        keys.extend(stamped(digests.into_iter().chain(backups).chain(files.files), before));
         Self { keys, ..self }
     }
 

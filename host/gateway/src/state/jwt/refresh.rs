@@ -50,9 +50,10 @@ struct Ended {
 }
 
 impl Refresh {
-    pub(super) fn new(pause: Duration) -> Self {
+    /// `set`: the newest set until the first fetch.
+    pub(super) fn new(pause: Duration, set: Option<Arc<Fetched>>) -> Self {
         Self {
-            set: ArcSwapOption::empty(),
+            set: ArcSwapOption::new(set),
             ended: watch::Sender::default(),
             wanted: Notify::new(),
             waiting: Semaphore::new(MAX_WAITING),
@@ -145,7 +146,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn k2_only_so_many_requests_wait_for_a_fetch() {
-        let refresh = Refresh::new(Duration::from_secs(10));
+        let refresh = Refresh::new(Duration::from_secs(10), None);
         let mut waiting: Vec<_> = (0..MAX_WAITING).map(|_| Box::pin(refresh.again())).collect();
         for waits in &mut waiting {
             assert_eq!(waits.as_mut().now_or_never(), None);
