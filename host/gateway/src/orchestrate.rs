@@ -121,7 +121,8 @@ pub(crate) struct Drive {
     saw_gone: bool,
     /// Whether the worker of a stored response was noted.
     stored: bool,
-    local_plan: local_plan::LocalPlan,
+    /// Worker of a local plan.
+    planned: Option<CandidateId>,
     /// Workers for the rest of a stream that is about to leave its own.
     planned_move: Option<Box<PlannedMove>>,
     /// Its part in making room for others, from its first token on.
@@ -218,7 +219,7 @@ impl Drive {
             totals: generate::Totals::default(),
             saw_gone: false,
             stored: false,
-            local_plan: local_plan::LocalPlan::new(plan.planned),
+            planned: plan.planned,
             planned_move: None,
             pausing: None,
             over: None,

@@ -349,6 +349,7 @@ async fn d4_a_busy_pair_is_not_waited_for() {
     assert_eq!(failed.status, 200, "{failed:?}");
     // D4.9
     assert_eq!(decided(&failed), ["aggregated=2/0 plan", "aggregated=3/0 policy"]);
-    // D4.11
-    assert_eq!((refused.status.as_u16(), decided(&refused)), (400, vec!["aggregated=2/0 plan".to_owned()]));
+    // D4.11: as without a plan
+    assert_eq!((refused.status.as_u16(), decided(&refused)), (529, vec!["aggregated=2/0 plan".to_owned()]));
+    assert!(refused.headers.contains_key(http::header::RETRY_AFTER), "{refused:?}");
 }

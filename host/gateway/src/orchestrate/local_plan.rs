@@ -8,37 +8,12 @@ use pointsman_workers::{Candidate, Leg, PerLeg};
 use tokio::time::Instant;
 
 use super::{Drive, broken_handoff::ranks_of, plan, second_opinion::names_context};
-use crate::{openai::error::ApiError, upstream::CallError};
-
-/// The plan of a request whose decode worker prefills the prompt itself.
-#[derive(Debug, Default)]
-pub(super) struct LocalPlan {
-    worker: Option<CandidateId>,
-    /// What the planned worker answered to a prompt that the pair is asked for then.
-    refusal: Option<ApiError>,
-}
-
-impl LocalPlan {
-    pub(super) fn new(worker: Option<CandidateId>) -> Self {
-        Self { worker, refusal: None }
-    }
-
-    pub(super) fn note_refusal(&mut self, refusal: Option<ApiError>) {
-        self.refusal = refusal;
-    }
-
-    /// Returns the client's error of a request that a pair failed with `error`. The planned worker's refusal
-    /// stands if the pair was too busy to say more about the request.
-    pub(super) fn client_error(&mut self, error: ApiError) -> ApiError {
-        let refusal = self.refusal.take().filter(|_| matches!(error, ApiError::Overloaded { .. }));
-        refusal.unwrap_or(error)
-    }
-}
+use crate::upstream::CallError;
 
 impl Drive {
     /// Returns the worker that a leg is planned for, while the plan holds.
     pub(super) fn planned_for(&self, leg: Leg) -> Option<CandidateId> {
-        self.local_plan.worker.filter(|_| leg == Leg::Aggregated && self.legs.follows_plan())
+        self.planned.filter(|_| leg == Leg::Aggregated && self.legs.follows_plan())
     }
 
     /// Returns whether a pair may take the request over from its planned worker. `tried`: workers that do not
@@ -57,8 +32,8 @@ impl Drive {
         let (state, request) = (&self.state, &self.routing_request);
         let question = plan::question(state, &self.request, request, &self.snapshot, Leg::Decode);
         let decided = state.router.plan(&question, Purpose::Preview);
-        self.local_plan.worker = decided.decode.filter(|_| matches!(decided.plan, Plan::Local));
-        self.local_plan.worker.is_some()
+        self.planned = decided.decode.filter(|_| matches!(decided.plan, Plan::Local));
+        self.planned.is_some()
     }
 
     /// Has the policies of the slot `prefill` count a request that its planned worker takes (D4.14). Returns

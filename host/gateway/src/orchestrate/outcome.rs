@@ -318,7 +318,7 @@ impl Drive {
         run.fails(cause, has_answered);
         if asks_pair {
             // The pair's answer counts.
-            self.local_plan.note_refusal(run.failure.take());
+            run.failure = None;
         }
         run.record = None;
         self.free(leg);

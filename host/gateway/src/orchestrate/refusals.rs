@@ -78,7 +78,7 @@ impl Drive {
         let run = &mut self.runs[leg];
         let cause = run.failure.take();
         let cause = cause.unwrap_or_else(|| ApiError::BadUpstream("the engine failed".to_owned()));
-        let client_error = self.local_plan.client_error(run.refusals.answer(cause));
+        let client_error = run.refusals.answer(cause);
         if leg == Leg::Prefill {
             self.log_failed_prefill(false);
         }

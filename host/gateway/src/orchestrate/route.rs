@@ -287,10 +287,6 @@ impl Drive {
     pub(crate) fn accepted(&mut self, leg: Leg) {
         self.account.answer_began();
         self.runs[leg].keep_record();
-        if leg != Leg::Prefill {
-            // What the planned worker refused was no fault of the request.
-            self.local_plan.note_refusal(None);
-        }
         let leg = self.planned_for(leg).map_or(leg, |_| Leg::Decode);
         let Some(ttl) = self.state.settings.affinity(&self.request.hints) else { return };
         if let (Some(session), Some(candidate)) = (self.routing_request.session_hash, self.candidate(leg)) {
