@@ -16,6 +16,7 @@ use serde_json::Value;
 
 use self::rig::{Dev, Gateway, until};
 
+mod promotion;
 mod rig;
 
 const BY_REQUESTS: &str = "cost = \"active_requests\"\n";

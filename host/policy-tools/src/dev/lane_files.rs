@@ -114,6 +114,12 @@ impl LaneFiles {
         Ok(())
     }
 
+    /// Returns the file of the active lane whose digest is one of these.
+    pub(super) fn active_of(&self, digests: &[String]) -> Option<PathBuf> {
+        let mut files = ENDINGS.map(|ending| self.file(Lane::Active, ending)).into_iter();
+        files.find(|path| content(path).is_some_and(|digest| digests.contains(&digest)))
+    }
+
     /// Makes a trial's file the file of the active lane, so that its promotion outlives the gateway. Keeps
     /// copies of the files that are in its place.
     pub(super) fn promote(&mut self, lane: Lane) -> anyhow::Result<()> {

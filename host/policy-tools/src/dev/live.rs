@@ -104,6 +104,8 @@ pub(super) struct OwnPolicy {
     /// Refusals up to this time are of other content, milliseconds since the Unix epoch.
     pub(super) refused_before: u64,
     generation: Option<u64>,
+    /// Digests of the policies that the generation runs beside it.
+    beside: Vec<String>,
     decided: bool,
     failed_at: u64,
     absent: u32,
@@ -135,6 +137,7 @@ impl OwnPolicy {
             steps,
             refused_before,
             generation: None,
+            beside: Vec::new(),
             decided: false,
             failed_at: 0,
             absent: 0,
@@ -165,6 +168,11 @@ impl OwnPolicy {
         self.generation
     }
 
+    /// Digests of the policies that its generation runs beside it.
+    pub(super) fn beside(&self) -> &[String] {
+        &self.beside
+    }
+
     /// The line of the log after which lines are new; `None` while it does not run.
     pub(super) fn after(&self) -> Option<u64> {
         self.generation.map(|_| self.last_line)
@@ -190,6 +198,8 @@ impl OwnPolicy {
 
     fn see_running(&mut self, running: &Running<'_>, seen: &mut Seen) {
         self.absent = 0;
+        let others = running.parts.iter().filter(|part| part.digest != self.digest);
+        self.beside = others.map(|part| part.digest.clone()).collect();
         let (lane, generation) = (self.lane, running.generation);
         if self.generation != Some(generation) {
             self.last_line = 0;

@@ -7,7 +7,10 @@ use serde::Deserialize;
 use tokio::time::Instant;
 
 use super::{LIVE_POLL, Session};
-use crate::dev::{lane_files::LaneFiles, live::SlotName};
+use crate::dev::{
+    lane_files::LaneFiles,
+    live::{OwnPolicy, SlotName},
+};
 
 pub(super) const HELP: &str =
     "c canary, p promote, u undo, d explain a decision that differs, b build again, q quit";
@@ -86,6 +89,15 @@ impl Session {
         };
         if lane == Lane::Active {
             return self.console.print_below("promote", "it is active already");
+        }
+        let beside = trial.map(OwnPolicy::beside).unwrap_or_default();
+        if let Some(ranks) = self.files.as_ref().and_then(|files| files.active_of(beside)) {
+            let text = format!(
+                "{} ranks behind this filter, and a promotion would replace it: name the filter in `filters` of the \
+                 slot, or write it as `keep` of a formula file that ranks",
+                ranks.display()
+            );
+            return self.console.print_below("promote", &text);
         }
         self.confirms = Some(generation);
         let text = format!(
