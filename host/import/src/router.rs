@@ -94,7 +94,7 @@ impl<'a> Import<'a> {
             self.security()?;
         }
         self.policies()?;
-        self.keys();
+        self.keys()?;
         self.workers()?;
         self.discovery()?;
         self.notes();

@@ -238,6 +238,14 @@ fn s3_certificates_of_the_command_line_are_those_of_the_gateway() {
     assert!(out.contains("[server.tls]") && out.contains("[upstream.tls]"), "{out}");
     // S3.5
     assert!(!out.contains("sk-long-secret") && !report.contains("sk-long-secret"));
+    for alone in ["--tls-cert-path a.pem", "--client-key-path a.pem"] {
+        let (code, _, problem) = pointsman(&of_line("sglang-router", alone), "");
+        // S3.4
+        assert!(
+            code == Some(2) && problem.contains("a certificate and its key belong together"),
+            "{problem}"
+        );
+    }
 }
 
 /// A command line without blanks in its arguments, as the arguments of `import`.
@@ -265,6 +273,8 @@ fn s1_values_that_the_gateway_would_refuse_are_mended_or_end_the_import_with_the
             "--enable-trace --otlp-traces-endpoint https://otel.example:4317/",
             "endpoint = \"https://otel.example:4318\"",
         ),
+        ("sglang-router", "--worker-urls http://[fe80::1%eth0]:1", "url = \"http://a:1\""),
+        ("sglang-router", "--tls-cert-path $CERT --tls-key-path a.pem", "[[workers]]"),
         ("production-stack", "--port 9090", "admin_listen = \"127.0.0.1:9091\""),
         (
             "production-stack",
@@ -288,6 +298,7 @@ fn s1_values_that_the_gateway_would_refuse_are_mended_or_end_the_import_with_the
         "--prefill http://a:1 0",
         "--prometheus-port 30000",
         "--port 0",
+        "--api-key schl\u{fc}ssel",
     ] {
         let (code, out, problem) = pointsman(&of_line("sglang-router", line), "");
         let last = line.split(' ').rfind(|word| word.starts_with("--")).unwrap();

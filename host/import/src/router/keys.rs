@@ -1,5 +1,6 @@
 //! Keys: those that clients have to send, and those that engines get.
 
+use anyhow::bail;
 use sha2::{Digest as _, Sha256};
 
 use super::{Flavor, Import, arguments::Given};
@@ -8,7 +9,13 @@ use crate::report::{Kind, Place};
 impl<'a> Import<'a> {
     /// Keys of clients. sglang-router asks them for the key that it sends to engines. Without such a key, the
     /// routers pass on what clients send, and the engines check it.
-    pub(super) fn keys(&mut self) {
+    pub(super) fn keys(&mut self) -> anyhow::Result<()> {
+        if let Some(given) = self.key().filter(|given| !is_printable(given.value().trim_end())) {
+            bail!(
+                "{}: the key has characters other than printable ASCII, and engines refuse such a key: use another one",
+                given.at()
+            );
+        }
         let is_of_clients = self.flavor == Flavor::Sglang;
         match self.line.last("api-key") {
             Some(given) if self.key().is_none() => {
@@ -31,6 +38,7 @@ impl<'a> Import<'a> {
             }
             _ => {}
         }
+        Ok(())
     }
 
     /// Returns the key that engines get. An empty value is not a key.
@@ -48,6 +56,11 @@ impl<'a> Import<'a> {
                     ask for a key, set api_key of the workers, which takes its place, and [[auth.keys]] of the clients";
         self.report.add(Kind::Approximated, Place::Default, "the clients' header `authorization`", ours);
     }
+}
+
+/// Returns whether engines read a key as the router sends it. They take other bytes of a header for Latin-1.
+fn is_printable(key: &str) -> bool {
+    key.bytes().all(|byte| (b' '..=b'~').contains(&byte))
 }
 
 /// Returns the digest of a key, as `pointsman key hash` prints it.

@@ -155,16 +155,22 @@ impl Import<'_> {
 
     /// Certificates, and keys of operators.
     pub(super) fn security(&mut self) -> anyhow::Result<()> {
-        let pairs = [
-            ("tls-cert-path", "server.tls", "cert_file"),
-            ("tls-key-path", "server.tls", "key_file"),
-            ("client-cert-path", "upstream.tls", "cert_file"),
-            ("client-key-path", "upstream.tls", "key_file"),
-        ];
-        for (flag, table, key) in pairs {
-            if let Some(given) = self.line.last(flag) {
-                self.draft.set(table, key, given.value(), given.flag());
-                self.note_translation(given, Kind::Translated, format!("{table}.{key}"));
+        for (table, cert, key) in [
+            ("server.tls", "tls-cert-path", "tls-key-path"),
+            ("upstream.tls", "client-cert-path", "client-key-path"),
+        ] {
+            for (flag, other, name) in [(cert, key, "cert_file"), (key, cert, "key_file")] {
+                let Some(given) = self.line.last(flag) else { continue };
+                if self.line.last(other).is_some() {
+                    self.draft.set(table, name, given.value(), given.flag());
+                    self.note_translation(given, Kind::Translated, format!("{table}.{name}"));
+                } else if self.line.has(other) {
+                    let ours =
+                        format!("left out: the value of --{other} is a variable: give the value itself");
+                    self.note_translation(given, Kind::Missing, ours);
+                } else {
+                    bail!("{}: --{other} is missing: a certificate and its key belong together", given.at())
+                }
             }
         }
         if let Some(given) = self.line.last("ca-cert-paths") {

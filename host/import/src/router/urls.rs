@@ -34,6 +34,8 @@ pub(super) fn engine_url(text: &str) -> Result<EngineUrl, String> {
     let is_port = |port: &str| port.parse::<u16>().is_ok_and(|port| port > 0);
     let problem = if scheme != "http" && scheme != "https" {
         "expected http://HOST:PORT"
+    } else if authority.starts_with('[') && authority.contains('%') {
+        "an IPv6 address in a URL has no zone"
     } else if authority.contains('@') {
         "a URL has no credentials: set api_key of the worker"
     } else if !base.bytes().all(|byte| byte.is_ascii_graphic() && !b"?#@".contains(&byte)) {
@@ -80,6 +82,8 @@ mod tests {
             ("http://a:b", "a port from 1 to 65535"),
             ("http://u:geheim@a:1", "http://[secret]@a:1: a URL has no credentials"),
             ("http://a:1?x=geheim", "without a query"),
+            ("http://[fe80::1%eth0]:1", "http://[fe80::1%eth0]:1: an IPv6 address in a URL has no zone"),
+            ("http://[fe80::1%25eth0]", "has no zone"),
         ] {
             let problem = engine_url(text).err().unwrap();
             assert!(problem.contains(why), "{text}: {problem}");
