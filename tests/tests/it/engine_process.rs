@@ -327,34 +327,38 @@ async fn b8_a_sleeping_engine_without_metrics_of_its_sleep_is_asked() {
 
 #[tokio::test]
 async fn b8_an_engine_that_was_woken_in_part_gets_no_request() {
-    let (sleeps, awake) = (Arc::new(AtomicBool::new(true)), Arc::new(AtomicBool::new(false)));
-    let metrics = awake.clone();
-    let engine = engine_that_may_sleep(&sleeps, move || {
-        let awake = u8::from(metrics.load(Ordering::SeqCst));
-        format!("vllm:engine_sleep_state{{sleep_state=\"awake\"}} {awake}\n")
-    })
-    .await;
-    let flag = format!("role=aggregated,engine=vllm,url=http://{}", engine.address);
-    let cluster = TestClusterBuilder::new()
-        .config(|config| {
+    for is_woken_before in [false, true] {
+        let (sleeps, awake) = (Arc::new(AtomicBool::new(true)), Arc::new(AtomicBool::new(is_woken_before)));
+        let metrics = awake.clone();
+        let engine = engine_that_may_sleep(&sleeps, move || {
+            let awake = u8::from(metrics.load(Ordering::SeqCst));
+            format!("vllm:engine_sleep_state{{sleep_state=\"awake\"}} {awake}\n")
+        })
+        .await;
+        let flag = format!("role=aggregated,engine=vllm,url=http://{}", engine.address);
+        let builder = TestClusterBuilder::new().config(|config| {
             (config.probe.interval, config.probe.load_interval) =
                 (Duration::from_millis(100), Duration::from_millis(100))
-        })
-        .start()
-        .await
-        .unwrap();
-    cluster.gateway.state().registry.upsert(WorkerSpec::parse_flag(&flag).unwrap());
-    let asleep = [Some(Ineligible::Asleep)];
-    cluster.until("it is asleep", |cluster| ineligible(cluster) == asleep).await.unwrap();
-    // As after `/wake_up?tags=weights`.
-    awake.store(true, Ordering::SeqCst);
-    for _ in 0..20 {
-        tokio::time::sleep(Duration::from_millis(50)).await;
-        // B8.16
-        assert_eq!(ineligible(&cluster), asleep);
+        });
+        let cluster = builder.start().await.unwrap();
+        cluster.gateway.state().registry.upsert(WorkerSpec::parse_flag(&flag).unwrap());
+        let asleep = [Some(Ineligible::Asleep)];
+        let falls_asleep = |cluster: &TestCluster| {
+            let now = ineligible(cluster);
+            assert_ne!(now, [None], "woken before: {is_woken_before}");
+            now == asleep
+        };
+        cluster.until("it is asleep", falls_asleep).await.unwrap();
+        // As after `/wake_up?tags=weights`.
+        awake.store(true, Ordering::SeqCst);
+        for _ in 0..20 {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            // B8.16
+            assert_eq!(ineligible(&cluster), asleep);
+        }
+        sleeps.store(false, Ordering::SeqCst);
+        cluster.until("it is awake", |cluster| ineligible(cluster) == [None]).await.unwrap();
     }
-    sleeps.store(false, Ordering::SeqCst);
-    cluster.until("it is awake", |cluster| ineligible(cluster) == [None]).await.unwrap();
 }
 
 #[tokio::test]

@@ -53,9 +53,6 @@ impl Probe {
             _ => Some(figures(&body)),
         });
         if let Some(mut figures) = read {
-            if figures.asleep.is_none() {
-                figures.asleep = self.ask_whether_asleep().await;
-            }
             self.confirm_awake(&mut figures).await;
             self.observe(figures.clone());
             if figures.whole.has_load() {
@@ -73,16 +70,22 @@ impl Probe {
         }
     }
 
-    /// Asks an engine that was asleep and is awake by its metrics. If it was woken in part, for example
-    /// without its KV cache, its metrics say awake, and it cannot serve.
+    /// Asks an engine whether it sleeps, if its metrics do not tell, or say that it is awake although it was
+    /// asleep or is not known yet. If it was woken in part, for example without its KV cache, its metrics say
+    /// awake, and it cannot serve.
     pub(super) async fn confirm_awake(&mut self, figures: &mut Figures) {
-        if figures.asleep == Some(false) && self.worker.is_asleep() {
+        let is_known = |earlier: &Figures| earlier.asleep.is_some() && !figures.of_another_process(earlier);
+        let is_sure = match figures.asleep {
+            None => false,
+            Some(true) => true,
+            Some(false) => !self.worker.is_asleep() && self.figures.as_ref().is_some_and(is_known),
+        };
+        if !is_sure {
             figures.asleep = self.ask_whether_asleep().await;
         }
     }
 
-    /// Asks an engine whose metrics do not tell whether it sleeps; `None`: it did not answer now. One that
-    /// cannot be asked is awake.
+    /// Asks an engine whether it sleeps; `None`: it did not answer now. One that cannot be asked is awake.
     async fn ask_whether_asleep(&mut self) -> Option<bool> {
         let Some(path) = self.sleep_path else { return Some(false) };
         match self.get(path).await {
