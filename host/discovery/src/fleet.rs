@@ -175,6 +175,12 @@ impl Fleet {
         FleetStatus::of(&inner.sources, &inner.members, &inner.dismissed)
     }
 
+    /// Returns whether each source was read at least once.
+    #[must_use]
+    pub fn has_read_all(&self) -> bool {
+        self.inner.lock().sources.iter().all(|source| source.last_good.is_some())
+    }
+
     /// Lets workers leave when their requests have ended or their time is over, and asks sources for second
     /// confirmations, until `stop`.
     pub async fn run(self: Arc<Self>, stop: CancellationToken) {

@@ -1,6 +1,6 @@
 //! The operators' listener: its page, health, readiness, metrics, workers, policies, decisions.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use axum::{
     Extension, Router,
@@ -10,6 +10,8 @@ use axum::{
     response::IntoResponse,
     routing::{get, post},
 };
+
+use pointsman_workers::ModelName;
 
 use crate::{
     http::body,
@@ -73,6 +75,12 @@ pub(crate) fn endpoints() -> Router<SharedState> {
         .method_not_allowed_fallback(refuse::other_method)
 }
 
+/// Returns the number of requests that wait for a worker, for each model whose requests do.
+fn worker_waits(state: &State) -> BTreeMap<ModelName, usize> {
+    let none = state.settings.worker_waits.keys().map(|model| (model.clone(), 0));
+    none.chain(state.queue.worker_waits()).collect()
+}
+
 async fn metrics(Extract(state): Extract<Arc<State>>, headers: HeaderMap) -> impl IntoResponse {
     let format = TextFormat::accepted(&headers);
     let sources = Sources {
@@ -86,6 +94,7 @@ async fn metrics(Extract(state): Extract<Arc<State>>, headers: HeaderMap) -> imp
         servable_models: servable_models(&state.registry.snapshot(), &state.settings).len(),
         config_applied: state.config.not_applied().is_none(),
         queued: state.queue.waiting(),
+        worker_waits: worker_waits(&state),
         replicas: state.replicas.figures(),
     };
     match exposition::encode(&state.metrics, sources, format) {

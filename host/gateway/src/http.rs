@@ -59,6 +59,7 @@ mod request_id;
 mod responses;
 mod tunnel;
 mod unread_body;
+mod worker_wait;
 
 use arrival::Arrival;
 use base_url::intended_path;

@@ -69,7 +69,7 @@ use broken_handoff::BrokenHandoff;
 use executor::{Ending, Executor, Reached};
 use leg_run::LegRun;
 use next_event::{Head, Next};
-pub(crate) use plan::{RequestPlan, Unplanned, no_worker_registered, plan};
+pub(crate) use plan::{PlannedRequest, RequestPlan, Unplanned, no_worker_registered, plan, why_no_worker};
 use planned_move::PlannedMove;
 use relay::Answer;
 pub(crate) use respond::{DECISION, tell_decisions};
@@ -136,16 +136,6 @@ pub(crate) struct Drive {
     released: bool,
 }
 
-/// A request that is parsed, measured and planned.
-pub(crate) struct PlannedRequest {
-    pub(crate) request: Arc<Request>,
-    pub(crate) routing_request: RoutingRequest,
-    pub(crate) snapshot: Arc<Snapshot>,
-    pub(crate) plan: RequestPlan,
-    /// Whether the client asked for the decisions.
-    pub(crate) explain: bool,
-}
-
 /// Serves a planned request. The future outlives its client (see [`crate::orchestrate::after_disconnect`]).
 pub(crate) async fn drive(
     state: Arc<State>,
@@ -177,7 +167,7 @@ impl Drive {
         account: Box<Account>,
         gone: CancellationToken,
     ) -> Box<Self> {
-        let PlannedRequest { request, routing_request, snapshot, plan, explain } = *planned;
+        let PlannedRequest { request, routing_request, snapshot, plan, worker_wait, explain } = *planned;
         let mut policy = plan::retry_policy(&state, &request, &snapshot);
         if executor.is_proxy() {
             (policy.retries, policy.continuations) = (0, 0);
@@ -213,7 +203,7 @@ impl Drive {
             engine_id: None,
             handoff: None,
             open_handoff: None,
-            attempts: Attempts::default(),
+            attempts: Attempts::after_wait(worker_wait),
             second_opinion: SecondOpinion::default(),
             whole: None,
             totals: generate::Totals::default(),

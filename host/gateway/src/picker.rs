@@ -15,7 +15,7 @@ use crate::{
     budget::{Budget, Share},
     http::{DataThread, arrival::Arrival, peer::Sender},
     openai::body_bytes::reserve,
-    orchestrate::availability::servable_models,
+    orchestrate::availability::is_ready,
     state::SharedState,
 };
 
@@ -56,8 +56,7 @@ struct Readiness(SharedState);
 impl Health for Readiness {
     fn is_ready(&self) -> bool {
         let state = self.0.get();
-        let models = servable_models(&state.registry.snapshot(), &state.settings);
-        !state.draining.is_cancelled() && !models.is_empty()
+        is_ready(&state, &state.registry.snapshot())
     }
 }
 

@@ -35,6 +35,7 @@ mod pressure;
 mod rules;
 #[cfg(test)]
 mod tests;
+mod worker_waits;
 
 pub use admission::Admission;
 pub use preemption::PausableStream;
@@ -43,10 +44,12 @@ pub use rules::{
     AdmissionRequest, DEFAULT_OUTPUT_TOKENS, ModelBounds, QueueOrder, QueueRules, TenantShare,
     estimated_output,
 };
+pub use worker_waits::WorkerWait;
 
 use drain_rate::DrainRate;
 use preemption::{Asking, Preemption};
 use rules::{LineId, class_of, micros};
+use worker_waits::WorkerWaits;
 
 /// The order of waiting requests. Every fourth admission ages, so that no band starves (L3.6), and a tenant
 /// that was idle passes others twice (L3.5).
@@ -87,6 +90,7 @@ struct Inner {
     /// The request whose turn it is. There is one at a time, so that the order holds.
     called: Weak<Turn>,
     preemption: Preemption,
+    worker_waits: WorkerWaits,
 }
 
 /// Tells a waiting request that it may try.
@@ -144,6 +148,7 @@ impl AdmissionQueue {
             polled: origin,
             called: Weak::new(),
             preemption: Preemption::default(),
+            worker_waits: WorkerWaits::default(),
         };
         Arc::new(Self { off, waiting: AtomicUsize::new(0), preempts, inner: Mutex::new(inner) })
     }
@@ -296,24 +301,6 @@ impl AdmissionQueue {
 }
 
 impl Inner {
-    /// Returns whether another request may wait.
-    fn has_room(&self, admission_request: &AdmissionRequest<'_>) -> bool {
-        let (rules, model) = (&self.rules, admission_request.model);
-        let limit = rules.model(model).limit;
-        let bytes = self.bytes.checked_add(admission_request.bytes);
-        self.counted(None) < rules.limit
-            && (limit == 0 || self.counted(Some(model)) < limit)
-            && bytes.is_some_and(|sum| sum <= rules.bytes)
-    }
-
-    /// Returns whether another request of a model may be in flight.
-    fn may_run(&self, model: &ModelName) -> bool {
-        let most_of = self.rules.model(model).max_inflight;
-        let of_model = || self.inflight_of.get(model).copied().unwrap_or(0);
-        let fits = self.rules.max_inflight == 0 || self.inflight < self.rules.max_inflight;
-        fits && (most_of == 0 || of_model() < most_of)
-    }
-
     /// Tells the next request of the lines that may be served that its turn has come.
     fn call_next(&mut self) {
         // A request is late once its first token would come after its target.

@@ -11,7 +11,7 @@ use tokio::{
 };
 
 use crate::{
-    admission_queue::{Admission, AdmissionQueue, AdmissionRequest, Admit, Place},
+    admission_queue::{Admission, AdmissionQueue, AdmissionRequest, Admit, Place, WorkerWait},
     backoff::{Backoff, backoff, seeded_backoff},
     legs::Event,
 };
@@ -77,6 +77,8 @@ pub struct Attempts {
     /// Workers of a pair one of which failed the request.
     suspects: PerLeg<Option<WorkerId>>,
     waiting: Option<Waiting>,
+    /// The place of a request that waited for a worker of its model, until it has another one or a worker.
+    worker_wait: Option<Box<WorkerWait>>,
     /// When the request entered the queue.
     parked: Option<Instant>,
     /// When the place ends that it takes next, if it had one for a plan that it left.
@@ -103,6 +105,13 @@ impl Attempts {
     #[must_use]
     pub fn seeded(seed: u64) -> Self {
         Self { pauses: Some(seeded_backoff(seed)), ..Self::default() }
+    }
+
+    /// Returns a request without an attempt. `wait`: it waited for a worker of its model.
+    #[must_use]
+    pub fn after_wait(wait: Option<Box<WorkerWait>>) -> Self {
+        let (parked, queued) = wait.as_ref().map(|wait| (wait.since(), wait.elapsed())).unzip();
+        Self { worker_wait: wait, parked, queued: queued.unwrap_or_default(), ..Self::default() }
     }
 
     /// Takes the number of the current attempt. Returns whether a new one began, which uses nothing of the
@@ -216,7 +225,7 @@ impl Attempts {
 
     /// Stops waiting.
     pub fn stop(&mut self) {
-        self.waiting = None;
+        (self.waiting, self.worker_wait) = (None, None);
     }
 
     /// Asks the queue whether a leg may be routed. `place` is the place in the queue that the request has.
@@ -241,6 +250,7 @@ impl Attempts {
     /// Notes that a worker was found. Returns the request's admission, to be kept until the request ends.
     pub fn found(&mut self, place: Option<&Queued>) -> Option<Admission> {
         (self.is_admitted, self.is_paused, self.place_until) = (true, false, None);
+        self.worker_wait = None;
         let mut admission = self.unconfirmed.take()?;
         admission.confirm(place.map(|(place, _)| place));
         Some(admission)
@@ -319,6 +329,8 @@ impl Attempts {
             }
             None => {
                 let Parking { queue, admission_request, timeout } = parking;
+                // Its place is for the one that it takes now.
+                self.worker_wait = None;
                 let Some(place) = queue.park(admission_request, leg, &self.tried) else { return false };
                 let now = Instant::now();
                 self.parked.get_or_insert(now);

@@ -109,6 +109,7 @@ mod reserved;
 mod resumed_responses;
 mod reused_connections;
 mod route_preview;
+mod scale_from_zero;
 mod secrets;
 mod serving;
 mod slots;

@@ -5,8 +5,10 @@ use std::{
     fmt::Write as _,
     path::PathBuf,
     process::{Command, Stdio},
+    time::Duration,
 };
 
+use pointsman_gateway::config::Model;
 use pointsman_sim::{Dialect, Role, SimConfig};
 use pointsman_tests::{Client, TestCluster, TestClusterBuilder};
 use serde_json::{Value, json};
@@ -46,6 +48,9 @@ async fn cluster() -> TestCluster {
     let builder = TestClusterBuilder::new().config(|config| {
         let text = "[prefill]\nshadow = { builtin = \"least-loaded\" }\n[prefill.canary]\nshare = 0.5\nnative = \"random\"";
         config.policies.slots = toml::from_str(text).unwrap();
+        config.queue.limit = 1;
+        let waits = Model { wait_for_workers: Some(Duration::from_secs(1)), ..Model::default() };
+        config.models.insert("tiny".to_owned(), waits);
     });
     let sim = |role| SimConfig { kv_events: true, ..SimConfig::instant(Dialect::Vllm, role) };
     let builder = builder.sim_with(sim(Role::Prefill), "").sim_with(sim(Role::Decode), "");

@@ -1,9 +1,6 @@
 //! `GET /readyz` and `GET /status`: whether the gateway can serve, why not, and its load.
 
-use std::{
-    collections::{BTreeMap, HashSet},
-    sync::Arc,
-};
+use std::{collections::BTreeMap, sync::Arc};
 
 use axum::{Json, extract::State as Extract, http::StatusCode, response::IntoResponse};
 use pointsman_orchestration::{is_up, pair_that_is_up};
@@ -14,7 +11,7 @@ use serde_json::{Value, json};
 use super::workers::beyond;
 use crate::{
     big_numbers::with_texts,
-    orchestrate::availability::{servable_models, why_no_pair},
+    orchestrate::availability::{is_ready, models_with_workers, servable_models, why_no_pair},
     state::State,
     telemetry::hour::TokenRates,
     telemetry::hour::now_ms,
@@ -110,7 +107,7 @@ impl Readiness {
         };
         let remote_prefill = snapshot.models().into_iter().filter_map(activation_of).collect();
         let replicas = state.replicas.readiness();
-        Self { ready: !models.is_empty() && !draining, models, remote_prefill, draining, replicas }
+        Self { ready: is_ready(state, snapshot), models, remote_prefill, draining, replicas }
     }
 }
 
@@ -134,9 +131,12 @@ fn reasons(readiness: &Readiness, state: &State, snapshot: &Snapshot) -> Vec<Str
         reasons.push("no worker is registered".to_owned());
     }
     reasons.extend(snapshot.models().into_iter().filter_map(|model| why_no_pair(snapshot, model)));
-    let served: HashSet<&str> = readiness.models.iter().map(String::as_str).collect();
-    let missing = snapshot.models().into_iter().filter(|model| !served.contains(model.as_str()));
+    let served = models_with_workers(snapshot, &state.settings);
+    let missing = snapshot.models().into_iter().filter(|model| !served.contains(*model));
     reasons.extend(missing.map(|model| not_served(model, snapshot)));
+    reasons.extend(state.queue.worker_waits().into_iter().map(|(model, requests)| {
+        format!("{requests} requests wait until a worker can serve the model {model}")
+    }));
     let workers = snapshot.workers().iter().filter_map(|worker| {
         let state = worker.ineligible()?.as_str();
         let problem = worker.problem().map(|problem| format!(": {problem}")).unwrap_or_default();

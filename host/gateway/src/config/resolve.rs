@@ -19,8 +19,8 @@ use super::{
 const MAX_CERTIFICATES: usize = 10_000;
 
 /// Rules of more than one section.
-const RULES: [fn(&Config, &mut Report<'_>); 7] =
-    [body_sizes, picker_address, tenant_header, certificates, engine_load, slots, workers];
+const RULES: [fn(&Config, &mut Report<'_>); 8] =
+    [body_sizes, picker_address, tenant_header, certificates, engine_load, slots, worker_waits, workers];
 
 /// Validates `config`. Returns the settings with all problems. If there are problems, the settings serve only
 /// to look for more.
@@ -138,6 +138,15 @@ fn slots(config: &Config, report: &mut Report<'_>) {
             entry.check_content(*kind, has_dir, &mut report.at(&format!("{section}.slots.{kind}")));
             shared(&section, kind, entry, report);
         }
+    }
+}
+
+/// Requests that wait for workers have places in the queue.
+fn worker_waits(config: &Config, report: &mut Report<'_>) {
+    let waits = config.models.iter().filter(|(_, model)| model.wait_for_workers.is_some());
+    for (name, _) in waits.filter(|_| config.queue.limit == 0) {
+        let message = "no request may wait: set queue.limit to more than 0";
+        report.add(&format!("models.{name}.wait_for_workers"), message);
     }
 }
 

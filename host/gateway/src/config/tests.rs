@@ -35,6 +35,15 @@ fn i19_a_worker_is_not_the_gateway_itself() {
 }
 
 #[test]
+fn f7_requests_that_wait_for_workers_need_places_in_the_queue() {
+    let text = "[models.a]\nwait_for_workers = \"5m\"\n";
+    // F7.9
+    check(text, &["line 2: models.a.wait_for_workers: no request may wait: set queue.limit to more than 0"]);
+    check(&format!("{text}[queue]\nlimit = 1"), &[]);
+    check("[models.a]\ntokenizer = \"engine\"", &[]);
+}
+
+#[test]
 fn an_empty_file_is_valid_and_b1_enforcing_is_off() {
     check("", &[]);
     let default = Config::default();

@@ -11,6 +11,7 @@ use pointsman_workers::{Engine, Leg, ModelName, Snapshot, WorkerId};
 use tokio::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
+use super::worker_wait::wait_for_worker;
 use crate::{
     openai::{
         canary,
@@ -78,7 +79,7 @@ pub(crate) async fn prepare(
     gone: &CancellationToken,
 ) -> Result<Prepared, Refused> {
     let Received { endpoint, headers, body, caller, mut account, only } = received;
-    let request = match read((state, upstream), endpoint, &headers, body, &caller).await {
+    let mut request = match read((state, upstream), endpoint, &headers, body, &caller).await {
         Ok(request) => request,
         Err(error) => return Err(Refused::new(account, error)),
     };
@@ -89,6 +90,11 @@ pub(crate) async fn prepare(
             Err(exceeded) => return Err(Refused::new(account, ApiError::TenantLimit(exceeded))),
         }
     }
+    let for_worker = (&mut request, caller.tenant_hash(), only.is_some());
+    let worker_wait = match wait_for_worker(state, for_worker, &mut account, gone).await {
+        Ok(wait) => wait,
+        Err(error) => return Err(Refused::new(account, error)),
+    };
     let tokens = match tokens_of(state, upstream, &request, &caller, gone, &mut account).await {
         Ok(tokens) => tokens,
         Err(error) => return Err(Refused::new(account, error)),
@@ -108,13 +114,7 @@ pub(crate) async fn prepare(
     account.of_request(&request);
     account.logging(state.decision_log.as_ref(), &routing_request);
     if request.hints.query_only {
-        let plan = orchestrate::plan(state, &request, &routing_request, &snapshot, Purpose::Preview, None);
-        let show = |it| preview::preview(state, &request, tokens.as_ref(), &routing_request, &snapshot, &it);
-        let shown = plan.map_err(ApiError::from).and_then(show);
-        return match shown.map(|answer| preview::response(&request, &answer, &account.request_id)) {
-            Ok(answer) => Ok(Prepared::Preview { answer, account }),
-            Err(error) => Err(Refused::new(account, error)),
-        };
+        return show(state, (&request, tokens.as_ref()), &routing_request, &snapshot, account);
     }
     if request.hints.session_control.is_some_and(|control| control.open) {
         // The session starts without its earlier bindings (A2).
@@ -134,8 +134,25 @@ pub(crate) async fn prepare(
         Ok(plan) => plan,
         Err(Unplanned { error, .. }) => return Err(Refused { account, error, explain }),
     };
-    let planned = PlannedRequest { request, routing_request, snapshot, plan, explain };
+    let planned = PlannedRequest { request, routing_request, snapshot, plan, worker_wait, explain };
     Ok(Prepared::Planned { planned: Box::new(planned), account })
+}
+
+/// Answers a request whose client asked where it would run.
+fn show(
+    state: &State,
+    (request, tokens): (&Arc<Request>, Option<&RequestTokens>),
+    routing_request: &RoutingRequest,
+    snapshot: &Snapshot,
+    account: Box<Account>,
+) -> Result<Prepared, Refused> {
+    let plan = orchestrate::plan(state, request, routing_request, snapshot, Purpose::Preview, None);
+    let show = |it| preview::preview(state, request, tokens, routing_request, snapshot, &it);
+    let shown = plan.map_err(ApiError::from).and_then(show);
+    match shown.map(|answer| preview::response(request, &answer, &account.request_id)) {
+        Ok(answer) => Ok(Prepared::Preview { answer, account }),
+        Err(error) => Err(Refused::new(account, error)),
+    }
 }
 
 /// Restricts a request to workers, besides those that it allows itself. Returns why none is left.

@@ -14,6 +14,7 @@ use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use pointsman_routing::Purpose;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use super::{
     DataThread,
@@ -24,6 +25,7 @@ use super::{
     prepare::{find_model, only_model},
     request_id,
     tunnel::{Ended, Patience, tunnel},
+    worker_wait::wait_for_worker,
 };
 use crate::{
     budget::Share,
@@ -144,6 +146,9 @@ async fn admit(
         let reserved = limits.request(tenant, &parsed.model, &state.registry.snapshot());
         account.reserved(reserved.map_err(ApiError::TenantLimit)?);
     }
+    // When the client leaves, this future is dropped.
+    let (for_worker, gone) = ((&mut parsed, caller.tenant_hash(), false), CancellationToken::new());
+    let worker_wait = wait_for_worker(state, for_worker, account, &gone).await?;
     let tenant = caller.tenant.map(|Tenant { hash, .. }| {
         account.of_tenant(state.tenants.enter(hash));
         TenantLoad { hash, active_requests: state.tenants.active(hash) }
@@ -158,7 +163,7 @@ async fn admit(
     let path = request.uri.path_and_query().map_or(Endpoint::Realtime.path(), |path| path.as_str());
     let call = (path.to_owned(), upgrade_headers(&headers));
     let explain = state.settings.tell_decisions && headers.contains_key(orchestrate::DECISION);
-    let planned = PlannedRequest { request: parsed, routing_request, snapshot, plan, explain };
+    let planned = PlannedRequest { request: parsed, routing_request, snapshot, plan, worker_wait, explain };
     Ok(Admitted { planned: Box::new(planned), call, protocol, place })
 }
 

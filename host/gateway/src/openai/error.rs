@@ -19,10 +19,13 @@ mod response;
 #[cfg(test)]
 mod tests;
 
+use convert::hint;
 pub(crate) use response::body;
 
 /// Seconds after which a client may try again.
 const RETRY_AFTER: u64 = 1;
+/// The same while too many requests wait for a worker, which takes minutes to load its model.
+const RETRY_AFTER_WAITS: u64 = 10;
 
 /// Why a request fails.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -201,6 +204,9 @@ pub(crate) enum ApiError {
     /// No worker is eligible.
     #[error("{0}")]
     NoWorker(String),
+    /// No worker can serve the model now, and too many requests wait for one.
+    #[error("{0}")]
+    TooManyWait(String),
     /// Remote prefill is enforced, and there is no prefill worker.
     #[error("no prefill worker is available, and enforce_disagg forbids local prefill; retry later")]
     PrefillUnavailable,
@@ -291,6 +297,7 @@ impl ApiError {
                 StatusCode::BAD_GATEWAY
             }
             Self::NoWorker(_)
+            | Self::TooManyWait(_)
             | Self::PrefillUnavailable
             | Self::HandoffLost(_)
             | Self::Draining
@@ -342,7 +349,7 @@ impl ApiError {
             Self::BadUpstream(_) | Self::EndedWithError { .. } => "bad_upstream",
             Self::EngineTimeout(_) => "engine_timeout",
             Self::Poison { .. } => "poison_request",
-            Self::NoWorker(_) => "no_worker",
+            Self::NoWorker(_) | Self::TooManyWait(_) => "no_worker",
             Self::PrefillUnavailable => "prefill_unavailable",
             Self::HandoffLost(_) => "handoff_lost",
             Self::Draining => "draining",
@@ -357,6 +364,7 @@ impl ApiError {
     fn retry_after(&self) -> Option<u64> {
         let measured = match self {
             Self::Pinned(cause, ..) | Self::NotContinued { cause, .. } => return cause.retry_after(),
+            Self::TooManyWait(_) => return Some(RETRY_AFTER_WAITS),
             Self::Overloaded { retry_after, .. } => Some(retry_after),
             Self::TenantLimit(exceeded) => Some(&exceeded.retry_after),
             _ => None,
@@ -381,13 +389,6 @@ impl ApiError {
                 | Self::Draining
         );
         retry.then_some(RETRY_AFTER)
-    }
-}
-
-fn hint(meant: Option<&'static str>) -> String {
-    match meant {
-        Some(path) => format!("the path is {path}: correct the base URL of the client"),
-        None => "GET /openapi.json lists the endpoints of this listener".to_owned(),
     }
 }
 

@@ -257,6 +257,11 @@ impl Hints {
         Ok(Self { warning: nvext::warning(headers, body, &ext.annotations, hints.has_lone_rank()), ..hints })
     }
 
+    /// Returns whether the request names a worker that is to run it.
+    pub(crate) fn names_worker(&self) -> bool {
+        self.probe || self.prefill.or(self.decode).or(self.backend).is_some()
+    }
+
     /// Returns whether a rank is given without the worker that has it.
     fn has_lone_rank(&self) -> bool {
         let workers = [self.prefill, self.decode, self.backend];

@@ -1,17 +1,51 @@
 //! Which workers and models can serve now.
 
+use std::collections::HashSet;
+
 use pointsman_orchestration::{is_up, pair_that_is_up};
 use pointsman_workers::{Candidate, Engine, Leg, ModelName, Snapshot};
 
-use crate::state::Settings;
+use crate::{
+    openai::request::Request,
+    state::{Settings, State},
+};
 
 /// Maximum number of models in an error message.
 const MAX_LISTED_MODELS: usize = 20;
 
-/// Returns the models that can be served now (B3), sorted. Adapters are last, because clients that are to use
-/// any model take the first one.
+/// Returns the models that can be served now (B3), and those whose requests wait for a worker (F7.9), sorted.
+/// Adapters are last, because clients that are to use any model take the first one.
 pub(crate) fn servable_models(snapshot: &Snapshot, settings: &Settings) -> Vec<String> {
-    servable(snapshot, settings).map(ToString::to_string).collect()
+    let mut models: Vec<&ModelName> = servable(snapshot, settings).collect();
+    let waiting: Vec<_> = settings.worker_waits.keys().filter(|model| !models.contains(model)).collect();
+    models.extend(waiting);
+    models.sort_by_key(|model| (snapshot.is_adapter(model), *model));
+    models.into_iter().map(ToString::to_string).collect()
+}
+
+/// Returns whether clients should send requests here: workers can serve a model, or requests for one wait for
+/// workers (B3). Before each source of workers was read, requests for other models would fail.
+pub(crate) fn is_ready(state: &State, snapshot: &Snapshot) -> bool {
+    let settings = &state.settings;
+    let waits = || !settings.worker_waits.is_empty() && state.fleet.has_read_all();
+    !state.draining.is_cancelled() && (servable(snapshot, settings).next().is_some() || waits())
+}
+
+/// Returns the models that workers can serve now, without those whose requests wait.
+pub(crate) fn models_with_workers(snapshot: &Snapshot, settings: &Settings) -> HashSet<ModelName> {
+    servable(snapshot, settings).cloned().collect()
+}
+
+/// Returns whether a worker, or a pair, can run the request now, or when it is less busy.
+pub(crate) fn has_workers(request: &Request, snapshot: &Snapshot, settings: &Settings) -> bool {
+    let (model, endpoint) = (&request.model, request.endpoint);
+    let up = |leg| snapshot.pool(model, leg).iter().any(is_up);
+    if endpoint.needs_no_model_run() {
+        return [Leg::Aggregated, Leg::Decode, Leg::Prefill].into_iter().any(up);
+    }
+    let is_split = endpoint.generates_text();
+    let needs_pair = is_split && settings.split(model, snapshot).enforce_disagg;
+    (!needs_pair && up(Leg::Aggregated)) || (is_split && pair_that_is_up(snapshot, model, None).is_some())
 }
 
 /// Returns as many of them as an error message lists, and one more.

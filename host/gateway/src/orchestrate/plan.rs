@@ -6,7 +6,8 @@ use std::{
 };
 
 use pointsman_orchestration::{
-    Actions, Legs, NoPair, RetryPolicy, Shape, Splittable, is_of, is_up, pair_may_take_over, pair_that_is_up,
+    Actions, Legs, NoPair, RetryPolicy, Shape, Splittable, WorkerWait, is_of, is_up, pair_may_take_over,
+    pair_that_is_up,
 };
 use pointsman_routing::{
     CandidateId, Pairing, Plan, Purpose, Query, RoutingRequest, SlotKind, no_worker_text,
@@ -45,6 +46,18 @@ impl RequestPlan {
             None => Legs::new(self.shape, policy),
         }
     }
+}
+
+/// A request that is parsed, measured and planned.
+pub(crate) struct PlannedRequest {
+    pub(crate) request: Arc<Request>,
+    pub(crate) routing_request: RoutingRequest,
+    pub(crate) snapshot: Arc<Snapshot>,
+    pub(crate) plan: RequestPlan,
+    /// The place in the queue of a request that waited for a worker of its model.
+    pub(crate) worker_wait: Option<Box<WorkerWait>>,
+    /// Whether the client asked for the decisions.
+    pub(crate) explain: bool,
 }
 
 /// Why a request cannot be served.
@@ -283,6 +296,19 @@ fn unknown_model(state: &State, model: &ModelName, snapshot: &Snapshot) -> ApiEr
     ApiError::NoWorker(format!(
         "no worker serves the model `{model}`{why}; retry after the time in `retry-after`{other}"
     ))
+}
+
+/// Returns why no worker can serve a request for a model that the configuration names.
+pub(crate) fn why_no_worker(state: &State, request: &Request, snapshot: &Snapshot) -> String {
+    let model = &request.model;
+    let pool = snapshot.pool(model, Leg::Aggregated);
+    if !snapshot.serves(model) {
+        "none is registered for it".to_owned()
+    } else if pool.is_empty() || state.settings.split(model, snapshot).enforce_disagg {
+        no_pair(model, snapshot)
+    } else {
+        no_worker_text(model, Leg::Aggregated, pool)
+    }
 }
 
 /// Returns which leg of a model that needs both has no worker, and why.

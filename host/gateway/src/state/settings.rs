@@ -41,6 +41,8 @@ pub(crate) struct Settings {
     pub targets: TargetRules,
     /// Models of the configuration.
     pub models: Vec<ModelName>,
+    /// How long requests of these models wait while no worker can serve them.
+    pub worker_waits: BTreeMap<ModelName, Duration>,
     /// Time limit of a whole request, from its first byte.
     pub request_timeout: Duration,
     /// Time limit for connecting to a worker.
@@ -189,6 +191,11 @@ fn split_rules(configured: &Configured) -> (SplitRules, BTreeMap<ModelName, Mode
     (split, models.filter(|(_, own)| *own != ModelSplit::default()).collect())
 }
 
+fn worker_waits(models: &BTreeMap<String, Model>) -> BTreeMap<ModelName, Duration> {
+    let waits = models.iter().map(|(name, model)| (ModelName::new(name), model.wait_for_workers));
+    waits.filter_map(|(name, limit)| Some((name, limit?))).collect()
+}
+
 impl Settings {
     /// Returns whether an address belongs to a trusted proxy.
     #[must_use]
@@ -210,6 +217,18 @@ impl Settings {
             local_fallback: own.local_fallback.unwrap_or(all.local_fallback),
         };
         SplitRules::new(own.enforce_disagg.unwrap_or(self.split.enforce_disagg), retry_policy)
+    }
+
+    /// Returns how long a request for a model waits while no worker can serve it, and the model whose section
+    /// says so.
+    #[must_use]
+    pub(crate) fn worker_wait<'a>(
+        &'a self,
+        model: &'a ModelName,
+        workers: &'a Snapshot,
+    ) -> Option<(&'a ModelName, Duration)> {
+        let found = workers.own_or_parent(model, |model| self.worker_waits.get_key_value(model));
+        found.map(|(model, limit)| (model, *limit))
     }
 
     /// Derives the values from a validated configuration.
@@ -237,6 +256,7 @@ impl Settings {
             continuations: ContinuationRules::of(configured),
             targets: TargetRules::of(configured),
             models: configured.models.keys().map(|name| ModelName::new(name)).collect(),
+            worker_waits: worker_waits(&configured.models),
             request_timeout: timeouts.request,
             connect_timeout: timeouts.connect,
             body_idle_timeout: timeouts.body_idle,

@@ -49,7 +49,7 @@ pub(crate) struct Account {
     model: ModelName,
     /// The model that `model` is an adapter of.
     parent: Option<ModelName>,
-    /// Whether a worker serves the model. Of other names clients could send any number: they are no labels.
+    /// Whether a worker serves the model, or its requests wait for one. Of other names clients could send any number: they are no labels.
     model_is_served: bool,
     /// Whether the request leaves no record, because it was a preview.
     discarded: bool,
@@ -274,6 +274,11 @@ impl Account {
     pub(crate) fn set_model(&mut self, model: &ModelName, workers: &Snapshot) {
         (self.model, self.model_is_served) = (model.clone(), workers.serves(model));
         self.parent = workers.parent_of(model).cloned();
+    }
+
+    /// Notes that the configuration names the model, which no worker serves.
+    pub(crate) fn model_is_known(&mut self) {
+        self.model_is_served = true;
     }
 
     /// Counts the request for its tenant until it ends.

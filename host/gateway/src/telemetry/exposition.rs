@@ -4,7 +4,7 @@
 //! at the time of a scrape, so no event is counted twice. `prometheus_client` writes all of them.
 
 use std::{
-    collections::HashSet,
+    collections::{BTreeMap, HashSet},
     fmt,
     io::Write as _,
     sync::{Arc, atomic::Ordering},
@@ -59,6 +59,8 @@ pub(crate) struct Sources {
     pub(crate) config_applied: bool,
     /// Number of requests in the admission queue.
     pub(crate) queued: usize,
+    /// Number of requests that wait until a worker can serve their model, by model.
+    pub(crate) worker_waits: BTreeMap<ModelName, usize>,
     /// Figures of the exchange with other gateways.
     pub(crate) replicas: ReplicaFigures,
 }
@@ -162,6 +164,10 @@ impl Collector for Sources {
         out.counters("pointsman_log_lines_dropped", help, lost)?;
         let help = "Number of requests that wait in the admission queue now";
         out.gauge("pointsman_queued_requests", help, self.queued as u64)?;
+        let waits = self.worker_waits.iter();
+        let waits = waits.map(|(model, waits)| (vec![("model", model.to_string())], *waits as u64));
+        let help = "Number of requests that wait now until a worker can serve their model, which has wait_for_workers";
+        out.gauges("pointsman_requests_waiting_for_workers", help, waits)?;
         self.encode_workers(out)?;
         sources::encode(out, &self.fleet)?;
         replicas::encode(out, &self.replicas)?;

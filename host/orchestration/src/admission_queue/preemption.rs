@@ -112,7 +112,7 @@ impl Inner {
     /// Number of requests that the limits of the queue count: not the rests of streams that paused.
     pub(super) fn counted(&self, model: Option<&ModelName>) -> usize {
         let all = model.map_or(self.order.len(), |model| self.order.of_group(model));
-        all.saturating_sub(self.preemption.paused(model))
+        all.saturating_sub(self.preemption.paused(model)) + self.worker_waits.count(model)
     }
 
     /// Returns what a request may ask of streams. They pause for no request that only some workers may serve,

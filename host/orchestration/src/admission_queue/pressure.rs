@@ -5,7 +5,7 @@ use std::fmt;
 use pointsman_workers::ModelName;
 use tokio::time::{Duration, Instant};
 
-use super::AdmissionQueue;
+use super::{AdmissionQueue, AdmissionRequest, Inner};
 
 /// Requests that wait and are in flight, and the limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,6 +54,26 @@ impl AdmissionQueue {
             inflight_of_model: limited(inflight_of, bounds.max_inflight),
             retry_after,
         }
+    }
+}
+
+impl Inner {
+    /// Returns whether another request may wait.
+    pub(super) fn has_room(&self, admission_request: &AdmissionRequest<'_>) -> bool {
+        let (rules, model) = (&self.rules, admission_request.model);
+        let limit = rules.model(model).limit;
+        let bytes = self.bytes.checked_add(admission_request.bytes);
+        self.counted(None) < rules.limit
+            && (limit == 0 || self.counted(Some(model)) < limit)
+            && bytes.is_some_and(|sum| sum <= rules.bytes)
+    }
+
+    /// Returns whether another request of a model may be in flight.
+    pub(super) fn may_run(&self, model: &ModelName) -> bool {
+        let most_of = self.rules.model(model).max_inflight;
+        let of_model = || self.inflight_of.get(model).copied().unwrap_or(0);
+        let fits = self.rules.max_inflight == 0 || self.inflight < self.rules.max_inflight;
+        fits && (most_of == 0 || of_model() < most_of)
     }
 }
 

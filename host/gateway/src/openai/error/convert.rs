@@ -167,3 +167,11 @@ impl From<CallError> for ApiError {
         }
     }
 }
+
+/// Says what to do about a path that does not exist.
+pub(super) fn hint(meant: Option<&'static str>) -> String {
+    match meant {
+        Some(path) => format!("the path is {path}: correct the base URL of the client"),
+        None => "GET /openapi.json lists the endpoints of this listener".to_owned(),
+    }
+}

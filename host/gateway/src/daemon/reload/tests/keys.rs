@@ -337,6 +337,7 @@ fn rows() -> Vec<Row> {
         row("models.*.local_fallback", "true", settings),
         row("models.*.continuations", "0", settings),
         row("models.*.continuation", "'exact'", settings),
+        Row("models.*.wait_for_workers", "queue.limit = 7", "'7s'".to_owned(), settings),
         row("models.*.ttft_target", "'7s'", settings),
         row("models.*.itl_target", "'7ms'", settings),
         row("policies.on_failure", "'shed'", router),
