@@ -199,6 +199,34 @@ fn offered(kind: &str, known: &BTreeSet<String>) -> BTreeSet<String> {
     rules.as_array().unwrap().iter().map(offer).collect()
 }
 
+/// The first block of `docs/kubernetes.md` that is in a language and has this text.
+fn block(language: &str, with: &str) -> String {
+    let page = fs::read_to_string(root().join("docs/kubernetes.md")).unwrap();
+    let mut blocks = page.split("\n```").filter_map(|block| block.strip_prefix(language));
+    blocks.find(|block| block.contains(with)).unwrap().to_owned()
+}
+
+#[test]
+fn n6_the_scaled_object_of_the_page_uses_metrics_and_keys_that_exist() {
+    let object: Value = serde_yaml_ng::from_str(&block("yaml", "kind: ScaledObject")).unwrap();
+    let (known, spec) = (metrics(), &object["spec"]);
+    let config: Config = toml::from_str(&block("toml", "wait_for_workers")).unwrap();
+    // N6.12
+    config.check().unwrap();
+    let (model, limit) = config.models.iter().find_map(|(n, it)| Some((n, it.wait_for_workers?))).unwrap();
+    assert!(spec["cooldownPeriod"].as_u64().unwrap() > limit.as_secs(), "the pool ends before it serves");
+    assert_eq!(spec["minReplicaCount"], 0);
+    for trigger in spec["triggers"].as_array().unwrap() {
+        let query = trigger["metadata"]["query"].as_str().unwrap();
+        let (_, name) = query.split_once("pointsman_").unwrap();
+        let name = format!("pointsman_{}", name.split('{').next().unwrap());
+        // N6.12
+        assert!(known.contains(&name), "{name} is not a metric of the gateway");
+        assert!(query.contains(&format!("model=\"{model}\"")), "{query}");
+        assert!(trigger["metadata"]["threshold"].is_string(), "KEDA takes texts");
+    }
+}
+
 #[test]
 fn n6_autoscalers_use_metrics_that_exist() {
     let known = metrics();
