@@ -72,6 +72,7 @@ mod jwt;
 mod jwt_algorithms;
 mod kv_groups;
 mod large_bodies;
+mod late_prefills;
 mod latency_targets;
 mod learning;
 mod lengths;

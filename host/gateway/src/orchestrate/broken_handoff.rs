@@ -124,11 +124,16 @@ impl Drive {
         }
     }
 
-    /// Suspects the decode worker too when the prefill leg of a pair timed out: the prefill engine waits for
-    /// the decode engine, so either of them may hang. One that made progress meanwhile does not, nor does one
-    /// whose prefill worker `is_slow`.
-    pub(super) fn suspect_decode(&mut self, is_slow: bool) {
-        let LegRun { candidate: Some(candidate), call: Some(_), .. } = &self.runs.answering else { return };
+    /// Suspects the decode worker too when the prefill leg of a pair timed out, if the prefill engine waits
+    /// for the decode engine: either of them may hang. One that made progress meanwhile does not, nor does
+    /// one whose prefill worker `is_slow`. Returns whether it is left out for this request.
+    pub(super) fn suspect_decode(&mut self, is_slow: bool) -> bool {
+        let LegRun { candidate: Some(candidate), call: Some(_), .. } = &self.runs.answering else {
+            return false;
+        };
+        if !self.prefill_waits_for_decode() {
+            return false;
+        }
         let worker = candidate.worker.clone();
         if !is_slow && worker.alive_at().elapsed() >= self.state.settings.leg_timeouts.prefill_head {
             worker.note_timeout();
@@ -137,6 +142,7 @@ impl Drive {
         let pair =
             PerLeg { prefill: prefill.as_ref().map(|prefill| prefill.id()), answering: Some(worker.id()) };
         self.attempts.suspect(pair, ranks_of([prefill.as_ref(), Some(&worker)]));
+        true
     }
 }
 

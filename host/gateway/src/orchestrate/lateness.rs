@@ -7,6 +7,7 @@ use pointsman_workers::Leg;
 use tokio::time::{Duration, Instant};
 
 use super::Drive;
+use crate::{connectors::connector_for, upstream::CallError};
 
 impl Drive {
     /// Gives engines time for what they still need, after the client has its answer: a prefill in flight may
@@ -47,14 +48,32 @@ impl Drive {
         silent_from.is_some_and(|from| from.elapsed() >= least)
     }
 
-    /// A leg did not answer in time. The engines of a pair wait for each other: without a token, the handoff
+    /// Notes that a leg failed at its limit. Returns whether the decode worker of its pair is suspected, too.
+    pub(super) fn note_time_limit(&mut self, leg: Leg, error: &CallError) -> bool {
+        let CallError::Timeout(silence) = error else { return false };
+        self.note_late(leg);
+        match leg {
+            Leg::Prefill => return self.suspect_decode(error.is_of_slow_worker()),
+            Leg::Decode | Leg::Aggregated => self.warn_of_whole(silence.key),
+        }
+        false
+    }
+
+    /// A leg did not answer in time. Engines of a pair may wait for each other: without a token, the handoff
     /// is late, too.
-    pub(super) fn note_late(&self, leg: Leg) {
+    fn note_late(&self, leg: Leg) {
         self.candidate(leg).inspect(|candidate| candidate.worker.note_deadline(self.request_hash()));
         let [prefill, decode] = [&self.runs.prefill, &self.runs.answering].map(|run| run.sent);
-        if decode.is_some() && decode >= prefill {
+        let waits = leg != Leg::Prefill || self.prefill_waits_for_decode();
+        if waits && decode.is_some() && decode >= prefill {
             self.note_handoff_late();
         }
+    }
+
+    /// Returns whether the prefill engine answers only when the decode engine has the blocks.
+    pub(super) fn prefill_waits_for_decode(&self) -> bool {
+        let prefill = self.candidate(Leg::Prefill);
+        prefill.is_some_and(|prefill| !connector_for(prefill.worker.spec()).keeps_blocks())
     }
 
     /// The first event of a stream is late. The worker may work on it.

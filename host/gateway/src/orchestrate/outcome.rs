@@ -300,16 +300,14 @@ impl Drive {
         if leg == Leg::Prefill && error.is_fault() {
             self.failed_prefill = candidate.as_ref().map(|prefill| (prefill.worker.id(), error.kind()));
         }
-        if let CallError::Timeout(silence) = &error {
-            self.note_late(leg);
-            match leg {
-                Leg::Prefill => self.suspect_decode(error.is_of_slow_worker()),
-                Leg::Decode | Leg::Aggregated => self.warn_of_whole(silence.key),
-            }
-        }
+        let suspects_decode = self.note_time_limit(leg, &error);
         let has_answered = is_poison || error.has_answered();
         let refusal = error.refusal();
         let cause = self.client_cause(leg, error, is_poison);
+        if suspects_decode {
+            // What failed is the prefill, also when no other decode worker is left.
+            self.runs.answering.fails(cause.clone(), has_answered);
+        }
         let run = &mut self.runs[leg];
         if let Some(candidate) = &candidate {
             let after = run.refusals.note(refusal, &cause, &candidate.worker);
