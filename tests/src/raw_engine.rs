@@ -1,6 +1,7 @@
 //! An engine that answers generation requests with the bytes of a script, and counts its connections.
 
 use std::{
+    any::Any,
     io,
     net::SocketAddr,
     sync::{
@@ -32,6 +33,8 @@ pub enum Act {
     Close,
     /// Resets the connection.
     Reset,
+    /// Keeps a value until the connection is closed.
+    Keep(Arc<dyn Any + Send + Sync>),
 }
 
 /// A request as it arrived.
@@ -188,7 +191,7 @@ pub fn chunk(data: &[u8]) -> Vec<u8> {
 }
 
 async fn serve(mut stream: TcpStream, engine: Arc<Shared>) {
-    let mut counted = None;
+    let (mut counted, mut kept) = (None, Vec::new());
     while let Some(request) = read_request(&mut stream).await {
         if request.line.starts_with("POST") {
             engine.requests.lock().push(request.clone());
@@ -205,6 +208,7 @@ async fn serve(mut stream: TcpStream, engine: Arc<Shared>) {
                 Act::Pause(pause) => tokio::time::sleep(pause).await,
                 Act::Hang => return until_closed(&mut stream).await,
                 Act::Close => return,
+                Act::Keep(value) => kept.push(value),
                 Act::Reset => {
                     let _ = stream.set_zero_linger();
                     return;

@@ -8,6 +8,7 @@
 //! | perform actions and wait for events until the answer begins | `Drive::run` |
 //! | choose a leg's worker and book it | `route` |
 //! | send the leg: call its engine, upgrade a connection, or hand it to the proxy | `send` |
+//! | abort the leg and close its connection | `abort` |
 //! | wait for the first of what may come next | `next_event` |
 //! | tell a leg's outcome to its worker and record, and make an event of it | `outcome`, `second_opinion` |
 //! | pass the answer on | `respond`, `relay`; `proxied` for Envoy, `realtime` |
@@ -30,6 +31,7 @@ use crate::{
     upstream::Upstream,
 };
 
+mod abort;
 pub(crate) mod after_disconnect;
 pub(crate) mod availability;
 mod broken_handoff;
@@ -349,12 +351,6 @@ impl Drive {
         }
     }
 
-    /// Ends the call of a leg and releases its booking.
-    fn stop(&mut self, leg: Leg) {
-        self.runs[leg].stop();
-        self.free(leg);
-    }
-
     /// Releases everything that is left, once.
     fn release(&mut self) {
         if std::mem::replace(&mut self.released, true) {
@@ -368,8 +364,10 @@ impl Drive {
         }
         self.attempts.stop();
         (self.pausing, self.open_handoff) = (None, None);
-        self.stop(Leg::Prefill);
-        self.stop(Leg::Decode);
+        for leg in [Leg::Prefill, Leg::Decode] {
+            drop(self.runs[leg].stop());
+            self.free(leg);
+        }
         self.release_place();
         self.close_session();
     }

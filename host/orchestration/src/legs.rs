@@ -89,6 +89,8 @@ pub struct Legs {
     follows_plan: bool,
     /// Whether a pair may take the request over from that worker.
     has_pair: bool,
+    /// Whether the engine of an aggregated leg can abort by request id.
+    aggregated_aborts: bool,
 }
 
 /// Engines that may break on a request: a request that kills its engine must not visit every worker.
@@ -120,6 +122,7 @@ impl Legs {
             pauses: 0,
             follows_plan: false,
             has_pair: false,
+            aggregated_aborts: false,
         };
         let actions = legs.start();
         (legs, actions)
@@ -162,6 +165,11 @@ impl Legs {
             Shape::Aggregated => Leg::Aggregated,
             Shape::Remote => Leg::Decode,
         }
+    }
+
+    /// Notes whether the engine that was chosen for an aggregated leg can abort by request id.
+    pub fn note_abortable(&mut self, abortable: bool) {
+        self.aggregated_aborts = abortable;
     }
 
     /// Takes one event and returns the actions that follow. Events that arrive too late are ignored.

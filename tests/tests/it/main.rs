@@ -134,3 +134,4 @@ mod vllm_frontends;
 mod vllm_legs;
 mod whole_answers;
 mod working_engines;
+mod zombies;

@@ -108,8 +108,11 @@ impl Connector for Sglang {
         true
     }
 
-    /// The engine ignores an id that it does not know, and knows the items of a batch only.
+    /// The engine ignores an id that it does not know, and knows the items of a batch only. A form has no id.
     fn abort(&self, request: &Request, token: RequestToken) -> Option<Abort> {
+        if request.form.is_some() {
+            return None;
+        }
         let body = |rid: String| Bytes::from(json!({ "rid": rid, "abort_all": false }).to_string());
         let bodies = if request.is_batch() {
             (0..request.prompts).map(|item| body(format!("{token}_{item}"))).collect()

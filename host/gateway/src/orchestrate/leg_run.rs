@@ -32,12 +32,24 @@ pub(crate) struct LegRun {
     pub(crate) sent: Option<Instant>,
     /// Whether the gateway asked the engine to abort the leg.
     pub(super) aborted: bool,
+    /// Cancelled when the engine has answered the first call that aborts the leg, or none is answered.
+    pub(super) abort_answered: Option<CancellationToken>,
+    /// A stream that is not read any more, until the leg is stopped.
+    pub(super) unread: Option<Body>,
     /// The trace span of the leg, once it was sent.
     pub(super) span: Option<Span>,
     pub(crate) failure: Option<ApiError>,
     pub(super) refusals: Refusals,
     /// Share of the leg's whole answer in the bytes of bodies in flight, until the client has the answer.
     pub(super) held: Option<Share>,
+}
+
+/// The connection of a leg that was stopped. Dropping it closes the connection.
+#[must_use]
+pub(super) struct LegConnection {
+    call: Option<BoxFuture<'static, Result<LegAnswer, CallError>>>,
+    head: Option<Response<Body>>,
+    stream: Option<Body>,
 }
 
 /// Result of a leg's call.
@@ -88,12 +100,14 @@ impl LegRun {
     }
 
     /// Ends the leg's call, and with it the record, unless the worker has the prompt: most likely it has that
-    /// of a call in flight.
-    pub(super) fn stop(&mut self) {
-        if self.call.take().is_some() {
+    /// of a call in flight. Returns the connection.
+    pub(super) fn stop(&mut self) -> LegConnection {
+        let call = self.call.take();
+        if call.is_some() {
             self.keep_record();
         }
-        (self.pending_head, self.record) = (None, None);
+        self.record = None;
+        LegConnection { call, head: self.pending_head.take(), stream: self.unread.take() }
     }
 
     /// Notes why the leg failed. An engine's own refusal says more than another engine that did not answer
@@ -102,6 +116,12 @@ impl LegRun {
         if has_answered || !matches!(self.failure, Some(ApiError::Engine { .. })) {
             self.failure = Some(cause);
         }
+    }
+}
+
+impl LegConnection {
+    pub(super) fn is_open(&self) -> bool {
+        self.call.is_some() || self.head.is_some() || self.stream.is_some()
     }
 }
 

@@ -302,7 +302,7 @@ impl Drive {
         }
         let suspects_decode = self.note_time_limit(leg, &error);
         let has_answered = is_poison || error.has_answered();
-        let refusal = error.refusal();
+        let (refusal, runs_on) = (error.refusal(), error.leaves_engine_at_work());
         let cause = self.client_cause(leg, error, is_poison);
         if suspects_decode {
             // What failed is the prefill, also when no other decode worker is left.
@@ -320,6 +320,9 @@ impl Drive {
         }
         run.record = None;
         self.free(leg);
+        if runs_on {
+            self.abort(leg);
+        }
         Event::Failed(leg, failed)
     }
 

@@ -341,7 +341,7 @@ impl Relay {
             Action::Cancel(leg) => {
                 // A local plan or a fallback changes which leg answers before the old one is cancelled.
                 if leg != Leg::Prefill {
-                    self.incoming = None;
+                    self.stop_reading();
                 }
                 self.drive.perform(action);
             }
@@ -360,6 +360,12 @@ impl Relay {
                 self.drive.perform(other);
             }
         }
+    }
+
+    /// Stops reading the engine's answer. Its connection closes when the leg is stopped.
+    fn stop_reading(&mut self) {
+        let unread = self.incoming.take();
+        self.drive.runs.answering.unread = unread.or(self.drive.runs.answering.unread.take());
     }
 
     /// Whether the client got the whole answer, and nothing failed.

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use super::{Drive, id_of, leg_run::LegBooking, plan};
 use crate::{
-    connectors::{RequestToken, rooms},
+    connectors::{RequestToken, connector_for, rooms},
     openai::error::ApiError,
     openai::generate,
     openai::request::Request,
@@ -236,7 +236,11 @@ impl Drive {
                 self.rooms = rooms(self.request.items(), candidate.worker.spec().dp_size, candidate.rank);
                 self.executor.traits(&candidate).map_or(Event::Unroutable, Event::PrefillRouted)
             }
-            Leg::Decode | Leg::Aggregated => Event::Routed,
+            Leg::Decode => Event::Routed,
+            Leg::Aggregated => {
+                self.legs.note_abortable(connector_for(candidate.worker.spec()).abortable());
+                Event::Routed
+            }
         };
         self.state.programs.routed(&mut self.routing_request, &candidate, cached);
         let run = &mut self.runs[leg];

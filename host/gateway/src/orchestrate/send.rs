@@ -1,5 +1,4 @@
 //! Sends a leg: body and headers from the connector, the call through the upstream client, or by a proxy.
-//! Aborts it by request id.
 
 use std::{
     pin::{Pin, pin},
@@ -37,15 +36,8 @@ use crate::{
     },
 };
 
-/// Delays between repetitions of an abort.
-const ABORT_RETRY_DELAYS: [Duration; 4] =
-    [Duration::from_millis(50), Duration::from_millis(250), Duration::from_secs(1), Duration::from_secs(5)];
-
-/// Delay of the last abort: how long an engine may take to look at a request whose connection was closed.
-const FINAL_ABORT_DELAY: Duration = Duration::from_millis(50);
-
 impl Drive {
-    fn context(&self) -> LegContext<'_> {
+    pub(super) fn context(&self) -> LegContext<'_> {
         let [prefill, decode] =
             [&self.runs.prefill, &self.runs.answering].map(|run| run.candidate.as_ref().map(target));
         let parent = self.snapshot.parent_of(&self.request.model).map(ModelName::as_str);
@@ -93,7 +85,8 @@ impl Drive {
         self.account.leg_sent(span, LegTarget { leg, candidate, attempt: self.attempts.earlier(), links });
         self.awaits_token |= leg != Leg::Prefill;
         let run = &mut self.runs[leg];
-        (run.sent, run.span, run.aborted) = (Some(Instant::now()), Some(span), false);
+        (run.sent, run.span) = (Some(Instant::now()), Some(span));
+        (run.aborted, run.abort_answered) = (false, None);
         match (&self.executor, leg) {
             (Executor::Calls, Leg::Prefill) => self.call_prefill(headers),
             (Executor::Calls, _) => self.call_answering(leg, consume, headers),
@@ -243,77 +236,6 @@ impl Drive {
         let from = self.runs[leg].sent.filter(|_| !self.prefill_runs());
         let booking = self.runs[leg].booking.own().filter(|_| !streams);
         self.estimate = booking.map(|booking| WholeEstimate::new(booking, &self.request, leg, from));
-    }
-
-    pub(super) fn abort(&mut self, leg: Leg) {
-        self.runs[leg].aborted = true;
-        let candidate = self.runs[leg].candidate.as_ref().filter(|_| self.executor.calls());
-        let Some(candidate) = candidate else { return };
-        let spec = candidate.worker.spec();
-        let Some(abort) = connector_for(spec).abort(&self.request, self.token) else { return };
-        let (upstream, to) = (self.upstream.clone(), Destination::new(spec, abort.path));
-        let headers = leg_headers(&self.context(), target(candidate), self.request.authorization.as_ref());
-        let over = self.over.get_or_insert_default().clone();
-        if self.legs.is_finished() {
-            over.cancel();
-        }
-        let (worker, limit) = (candidate.worker.clone(), self.state.settings.leg_timeouts.abort);
-        self.state.tracker.spawn(async move {
-            let send_abort = async || {
-                for body in &abort.bodies {
-                    let send = async || {
-                        let silence = Silence { what: "answer to an abort", key: "abort", limit };
-                        upstream::with_time_limit(silence, upstream.whole(&to, &headers, body.clone())).await
-                    };
-                    let mut sent = send().await;
-                    // The engine may have closed a connection that was kept since the last item.
-                    if matches!(sent, Err(CallError::Closed(_) | CallError::Broken(_))) {
-                        sent = send().await;
-                    }
-                    if let Err(error) = sent {
-                        log_failed_abort(&worker, &error);
-                        // An engine that closed the connection or refused one item may take the others. An
-                        // unreachable worker is not tried once for each of them, because there may be
-                        // thousands.
-                        if !matches!(error, CallError::Broken(_) | CallError::Status { .. }) {
-                            return;
-                        }
-                    }
-                }
-            };
-            // An abort may arrive before the request that it is meant for: it is repeated while that one
-            // runs.
-            for pause in ABORT_RETRY_DELAYS {
-                send_abort().await;
-                tokio::select! {
-                    () = tokio::time::sleep(pause) => {}
-                    () = over.cancelled() => break,
-                }
-            }
-            // It is sent once more afterwards: the engine may read the request only after its connection was
-            // closed.
-            if over.is_cancelled() {
-                tokio::time::sleep(FINAL_ABORT_DELAY).await;
-                send_abort().await;
-            }
-        });
-    }
-}
-
-/// Logs that an abort failed. If the engine does not take the key, no abort of it succeeds: that is a
-/// warning, once for each worker.
-fn log_failed_abort(worker: &Worker, error: &CallError) {
-    let id = worker.id();
-    let is_of_key =
-        matches!(error, CallError::Status { status: StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN, .. });
-    if is_of_key && worker.note_abort_not_allowed() {
-        tracing::warn!(
-            worker = %id, %error,
-            "abort not allowed: requests of clients that left may run on; start the engine without \
-             --admin-api-key, or with the api_key of the worker as its value"
-        );
-    } else {
-        tracing::debug!(worker = %id, %error, "abort failed");
     }
 }
 

@@ -98,6 +98,13 @@ impl CallError {
             || (self.breaks_engine() && matches!(self, Self::Status { .. }))
     }
 
+    /// Returns whether the engine may work on although its call ended: it has not ended the answer itself.
+    #[must_use]
+    pub(crate) fn leaves_engine_at_work(&self) -> bool {
+        use CallError::{Down, NoRoom, OtherPrompt, Protocol, Timeout, TooLarge};
+        matches!(self, Timeout(_) | Down | Protocol(_) | OtherPrompt | TooLarge(_) | NoRoom(_))
+    }
+
     /// Returns whether another worker is tried.
     #[must_use]
     pub(crate) fn retryable(&self) -> bool {

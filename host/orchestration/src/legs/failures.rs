@@ -261,7 +261,8 @@ impl Legs {
         if self.must_go_on() {
             return Actions::new();
         }
-        if self.is_abortable() && !self.consumed && self.state.prefill != LegState::Routed {
+        let is_pair = self.shape == Shape::Remote;
+        if is_pair && self.is_abortable() && !self.consumed && self.state.prefill != LegState::Routed {
             return self.abort_both();
         }
         self.cancel_all()
@@ -337,8 +338,11 @@ impl Legs {
         is_pair && (self.is_abortable() || self.state.prefill != LegState::Over)
     }
 
-    /// Whether the engines of a pair abort by request id.
+    /// Whether the engines of the legs abort by request id.
     fn is_abortable(&self) -> bool {
-        self.shape == Shape::Remote && self.traits.is_some_and(|traits| traits.abortable)
+        match self.shape {
+            Shape::Aggregated => self.aggregated_aborts,
+            Shape::Remote => self.traits.is_some_and(|traits| traits.abortable),
+        }
     }
 }

@@ -56,6 +56,24 @@ fn single_leg_is_relayed_and_finished() {
 }
 
 #[test]
+fn e2_an_aggregated_leg_is_aborted_where_its_engine_can() {
+    let (abort, cancel) = (A::Abort(Leg::Aggregated), A::Cancel(Leg::Aggregated));
+    for (abortable, expected) in [(true, vec![abort, cancel, A::Finish]), (false, vec![cancel, A::Finish])] {
+        for begun in [false, true] {
+            let (mut legs, _) = Legs::new(Shape::Aggregated, RetryPolicy::default());
+            legs.note_abortable(abortable);
+            legs.on(E::Routed);
+            if begun {
+                legs.on(E::Head);
+                legs.on(E::FirstToken);
+            }
+            // E2.3
+            assert_eq!(legs.on(E::ClientGone)[..], expected, "begun: {begun}");
+        }
+    }
+}
+
+#[test]
 fn c7_completed_handoff_sends_decode_after_prefill_answered() {
     let steps: &[(Event, &[Action])] = &[
         (E::PrefillRouted(COMPLETED), &[A::Reserve]),

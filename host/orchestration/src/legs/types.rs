@@ -156,7 +156,7 @@ pub enum Action {
     Send(Leg),
     /// Send decode for one output token, only to consume the handoff; the answer is discarded.
     SendToConsume,
-    /// Close the leg's connection and release its booking.
+    /// Release the leg's booking, and close its connection once an abort that was sent before is answered.
     Cancel(Leg),
     /// Record that the request continues on one worker that prefills locally (B6).
     FallBackToLocal,

@@ -10,6 +10,7 @@ use std::{
 };
 
 use arc_swap::ArcSwapOption;
+use tokio::sync::SemaphorePermit;
 
 use super::Worker;
 use crate::log_limit::LogLimit;
@@ -76,6 +77,12 @@ impl Worker {
     /// Reports that the engine did not allow an abort. Returns whether that is the first time.
     pub fn note_abort_not_allowed(&self) -> bool {
         !self.state.refusing.aborts.swap(true, Ordering::Relaxed)
+    }
+
+    /// Waits until the engine may get one more call that aborts a request. The turn ends when the permit is
+    /// dropped.
+    pub async fn abort_turn(&self) -> Option<SemaphorePermit<'_>> {
+        self.state.abort_turns.acquire().await.ok()
     }
 
     /// Begins to ask another worker about a request that this one refused.

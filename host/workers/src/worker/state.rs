@@ -11,7 +11,7 @@ use std::{
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use parking_lot::Mutex;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
 
 use super::{
     BackPressure, Breaks, BrokenHandoffs, LearnedLimit, Loading, Moves, WarmUp, WarmUps, refusing::Refusing,
@@ -91,7 +91,13 @@ pub(super) struct State {
     /// Number of places that are reserved.
     pub(super) reserved: Arc<AtomicU32>,
     pub(super) open_handoffs: AtomicU32,
+    /// Turns of calls that abort requests.
+    pub(super) abort_turns: Semaphore,
 }
+
+/// Maximum number of calls to one engine at a time that abort requests. Thousands of clients may leave at
+/// once, and the engine may answer none of these calls.
+const MAX_CONCURRENT_ABORTS: usize = 64;
 
 /// The part of the current description that decides whether the ranks are eligible unconditionally.
 #[derive(Debug)]
@@ -161,6 +167,7 @@ impl State {
             told: Mutex::new(told),
             reserved: Arc::default(),
             open_handoffs: AtomicU32::new(0),
+            abort_turns: Semaphore::new(MAX_CONCURRENT_ABORTS),
         }
     }
 }

@@ -85,7 +85,7 @@ impl Relay {
 
     /// Ends the leg that answers. The rest of the answer is generated elsewhere where that is safe.
     pub(super) fn fail(&mut self, error: CallError) {
-        self.incoming = None;
+        self.stop_reading();
         self.move_arrived();
         let is_whole = self.client_has_nothing();
         if is_whole {
