@@ -7,7 +7,7 @@ use pointsman_sim::{Dialect, Fault, FaultKind, Role, SimConfig};
 use pointsman_tests::{
     Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
     client::Reply,
-    raw_engine::{self, json as json_answer},
+    raw_engine::{self, chunk, json as json_answer, stream_head},
 };
 use pointsman_workers::WorkerSpec;
 use serde_json::{Value, json};
@@ -289,5 +289,50 @@ async fn i2_an_offer_after_a_refusal_is_a_retry() {
             .await
             .unwrap();
         cluster.at_rest().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn e6_a_handoff_whose_request_decode_refuses_within_an_answer_is_consumed() {
+    let error =
+        r#"{"error":{"message":"the guided grammar is invalid","type":"BadRequestError","code":400}}"#;
+    let event = chunk(format!("data: {error}\n\n").as_bytes());
+    let early = vec![Act::Send([stream_head(), event.clone(), chunk(b"")].concat())];
+    let pause = Act::Pause(Duration::from_millis(100));
+    let late = vec![Act::Send(stream_head()), pause, Act::Send([event, chunk(b"")].concat())];
+    let refusals = [(false, 400, vec![Act::Send(json_answer(error))]), (true, 400, early), (true, 200, late)];
+    for ((kind, [prefill_flags, flags, _]), (stream, status, acts)) in
+        KINDS.into_iter().flat_map(|kind| refusals.clone().map(|refusal| (kind, refusal)))
+    {
+        let is_one_token = |request: &RawRequest| request.body.contains("\"max_tokens\":1,");
+        let refuses = move |request: &RawRequest| {
+            if is_one_token(request) { vec![Act::Send(json_answer(&answer("stop")))] } else { acts.clone() }
+        };
+        let (prefill, decode) =
+            (engine("length", Arc::default()).await, RawEngine::serving(refuses).await.unwrap());
+        let builder = TestClusterBuilder::new().config(|config| {
+            for (role, engine, flags) in [("prefill", &prefill, prefill_flags), ("decode", &decode, flags)] {
+                let flag = format!("role={role},engine={kind},url=http://{}{flags}", engine.address);
+                config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+            }
+        });
+        let cluster = builder.start().await.unwrap();
+        let body = json!({"model": "tiny", "prompt": "which way?", "max_tokens": 9, "stream": stream});
+        let reply = cluster.client.post(COMPLETIONS, &[], body.to_string()).await.unwrap();
+        let text = String::from_utf8_lossy(&reply.body).into_owned();
+        assert_eq!(
+            (reply.status.as_u16(), text.contains("grammar is invalid")),
+            (status, true),
+            "{kind}: {text}"
+        );
+        cluster.until("the handoff is consumed", |_| decode.requests().len() == 2).await.unwrap();
+        cluster.at_rest().await.unwrap();
+        let one_token: Vec<bool> = decode.requests().iter().map(is_one_token).collect();
+        // E6.16, E5.1
+        assert_eq!(
+            (prefill.requests().len(), one_token),
+            (1, vec![false, true]),
+            "{kind}, streamed: {stream}"
+        );
     }
 }

@@ -127,8 +127,10 @@ impl Legs {
         }
         self.state.answering = LegState::Over;
         self.broken += u32::from(failed.broke);
-        // An engine whose answer began has taken the handoff, whatever it answers afterwards.
-        self.dispatched &= failed.began || self.answered;
+        // An engine whose answer began has taken the handoff, whatever it answers afterwards. One that
+        // refuses the request itself has not: some check a request only within an answer with status 200.
+        let refuses = failed.refused && !failed.retryable;
+        self.dispatched &= (failed.began || self.answered) && !refuses;
         let answering = self.answering();
         if failed.continuable && failed.retryable && self.may_continue() {
             return self.continue_elsewhere();

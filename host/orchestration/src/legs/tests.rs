@@ -691,6 +691,23 @@ fn e6_a_request_that_decode_refuses_is_consumed_with_one_token() {
 }
 
 #[test]
+fn e6_a_request_that_decode_refuses_within_its_answer_is_consumed_with_one_token() {
+    let (refused, refused_here) = (Failed { began: true, ..REFUSED }, Failed { began: true, ..REFUSED_HERE });
+    let mut sent = HANDED_OVER.to_vec();
+    sent.push((E::Routed, &[A::Send(Leg::Decode)]));
+    let refuses: &[Action] = &[A::Cancel(Leg::Decode), A::Fail(Leg::Decode), A::SendToConsume];
+    let begins: &[(Event, &[Action])] = &[(E::Head, &[A::Relay])];
+    for begun in [&[], begins] {
+        // E6.16
+        let end = [(E::Failed(Leg::Decode, refused), refuses), (E::Ended, &[A::Finish])];
+        check(Shape::Remote, 2, &[&sent[..], begun, &end].concat());
+    }
+    // E5.1: no other worker gets the request with this handoff
+    sent.push((E::Failed(Leg::Decode, refused_here), &[A::Cancel(Leg::Decode), A::Route(Leg::Prefill)]));
+    check(Shape::Remote, 2, &sent);
+}
+
+#[test]
 fn e6_a_bootstrap_handoff_whose_prefill_ended_and_cannot_be_aborted_is_settled() {
     let ended: [(Event, &[Action]); 3] = [
         (E::PrefillRouted(BOOTSTRAP_NO_ABORT), &[A::Route(Leg::Decode)]),
@@ -1185,7 +1202,7 @@ impl World {
         let mut happenings: Vec<_> = events.into_iter().map(Happening::Reported).collect();
         if self.decode && self.head && self.relayed && waits && !self.begun {
             let of = |leg| move |failed| Happening::FailsWithoutEvent(leg, failed);
-            happenings.extend([RETRYABLE_SENT, FATAL, BROKE].map(of(Leg::Decode)));
+            happenings.extend([RETRYABLE_SENT, FATAL, BROKE, REFUSED].map(of(Leg::Decode)));
             happenings.extend(failures.map(of(Leg::Prefill)).into_iter().filter(|_| self.prefill));
             happenings.push(Happening::StreamBegins);
         }
@@ -1243,7 +1260,7 @@ impl World {
             E::Ended => (self.decode, self.owed) = (false, false),
             E::Failed(_, failed) => {
                 self.decode = false;
-                if failed.began || self.head {
+                if (failed.began || self.head) && (self.token || failed.retryable || !failed.refused) {
                     // The decode engine took the handoff, and answers for it.
                     self.owed = false;
                 } else {
