@@ -25,6 +25,7 @@ mod block_sizes;
 mod broken_handoffs;
 mod busy_thresholds;
 mod byte_streams;
+mod cached_tokens;
 mod calibrate_log;
 mod certificates;
 mod changed_workers;

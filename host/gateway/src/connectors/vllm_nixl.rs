@@ -26,6 +26,10 @@ const NEEDED: [&str; 4] = ["remote_block_ids", "remote_engine_id", "remote_host"
 /// and pair with older decode engines only.
 const REQUEST_ID: &str = "remote_request_id";
 
+/// Fields of the parameters with the number of cached tokens, in vLLM and in vLLM Ascend. The usage has it
+/// only if the engine was told to (`--enable-prompt-tokens-details`).
+const CACHED: [&str; 2] = ["remote_prefill_cached_tokens", "remote_num_cached_tokens"];
+
 /// The answer of a prefill.
 #[derive(Deserialize)]
 pub(super) struct Answer<'a> {
@@ -171,7 +175,8 @@ impl Connector for VllmNixl {
             None if !is_bootstrap && ids.is_some_and(|ids| ids.trim_start() == "]") => PrefillAnswer::Nothing,
             None => PrefillAnswer::Handoff {
                 parameters: parameters.get().to_owned(),
-                cached_tokens: usage::cached_tokens(answer.usage),
+                cached_tokens: usage::cached_tokens(answer.usage)
+                    .or_else(|| CACHED.iter().find_map(|field| fields.get(field)?.parse().ok())),
             },
         }
     }

@@ -162,7 +162,8 @@ impl Drive {
         self.served_whole(&seen, &body);
         self.accepted(self.answering());
         let format = self.request.endpoint.format();
-        let edited = relay::edit(&body, &seen, self.cached_tokens, format).map_or(body, Bytes::from);
+        let cached = self.shown_cached_tokens();
+        let edited = relay::edit(&body, &seen, cached, format).map_or(body, Bytes::from);
         let hidden = self.hide_ids(&edited);
         let shown = self.without_private_fields(self.legs.answering(), hidden.map_or(edited, Bytes::from));
         let json = HeaderValue::from_static("application/json");

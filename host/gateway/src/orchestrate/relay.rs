@@ -53,7 +53,7 @@ const COUNTED_AT_ONCE: usize = 16 * 1024;
 pub(crate) use answer::Answer;
 use byte_stream::ByteStream;
 pub(crate) use detached::drain;
-pub(crate) use edit::{edit, hide_ids};
+pub(crate) use edit::{CachedTokens, edit, hide_ids};
 pub(crate) use eligible::form_of;
 pub(crate) use end::{end_last_event, ended_early};
 pub(crate) use limits::{COMMENT, END_GRACE};
@@ -282,9 +282,9 @@ impl Relay {
             let held_before = self.held.is_some();
             self.account_for(&seen);
             let begins_hold = self.held.is_some() && !held_before;
-            let cached = self.drive.cached_by_prefill();
+            let cached = self.drive.shown_cached_tokens();
             let counts_cached = seen.cached_at.is_some() || (self.format.is_named() && seen.usage.is_some());
-            let edits = seen.kv_transfer_at.is_some() || (counts_cached && cached.is_some());
+            let edits = seen.kv_transfer_at.is_some() || (counts_cached && cached != CachedTokens::OfAnswer);
             let is_hidden = self.drive.is_unasked_usage(event, &seen);
             if begins_hold || edits || is_hidden || !lists.is_empty() {
                 // The events before this one go first, and are not held back even if this one is.

@@ -1,8 +1,12 @@
 //! Records the usage that the engine of an answer reports.
 
+use pointsman_orchestration::HandoffKind;
 use pointsman_workers::Leg;
 
-use super::{Drive, relay};
+use super::{
+    Drive,
+    relay::{self, CachedTokens},
+};
 use crate::{connectors::connector_for, openai::sse::Usage};
 
 impl Drive {
@@ -19,28 +23,38 @@ impl Drive {
     /// Records the cached tokens that the prefill leg reported, also in an answer of decode that came before.
     pub(crate) fn prefill_reported(&mut self, cached_tokens: Option<u32>) {
         self.cached_tokens = cached_tokens;
-        if cached_tokens.is_none() {
-            return;
-        }
         if let Some(mut whole) = self.whole.take() {
             let (seen, _) = self.look_at_whole(whole.body());
-            let edited = relay::edit(whole.body(), &seen, cached_tokens, self.request.endpoint.format());
+            let cached = self.shown_cached_tokens();
+            let edited = relay::edit(whole.body(), &seen, cached, self.request.endpoint.format());
             edited.into_iter().for_each(|edited| *whole.body_mut() = edited.into());
             self.whole = Some(whole);
         }
-        if self.account.has_usage() {
+        if cached_tokens.is_some() && self.account.has_usage() {
             self.account.usage(Usage { cached_tokens, ..Usage::default() });
         }
     }
 
-    /// Returns the cached tokens that the prefill leg reported, if the number of the decode leg is wrong.
-    pub(crate) fn cached_by_prefill(&self) -> Option<u32> {
-        self.cached_tokens.filter(|_| !self.decode_knows_cached_tokens())
+    /// Returns the cached tokens for the client. While prefill runs, those of the answer are not replaced:
+    /// what prefill reports later is.
+    pub(crate) fn shown_cached_tokens(&self) -> CachedTokens {
+        match self.cached_tokens {
+            _ if self.decode_knows_cached_tokens() => CachedTokens::OfAnswer,
+            Some(cached) => CachedTokens::OfPrefill(cached),
+            None if self.prefill_runs() => CachedTokens::OfAnswer,
+            None => CachedTokens::Unknown,
+        }
     }
 
-    /// Returns whether the engine that answers knows how much of the prompt was cached.
+    /// Returns whether the engine that answers knows how much of the prompt was cached: also where it got no
+    /// blocks, because the prefill had nothing to hand over.
     fn decode_knows_cached_tokens(&self) -> bool {
         let candidate = self.candidate(Leg::Decode).filter(|_| self.answering() == Leg::Decode);
-        candidate.is_none_or(|candidate| connector_for(candidate.worker.spec()).decode_knows_cached_tokens())
+        candidate.is_none_or(|candidate| {
+            let connector = connector_for(candidate.worker.spec());
+            let hands_over = self.handoff.is_some() || connector.handoff() != Some(HandoffKind::Completed);
+            let is_alone = self.executor.calls() && !hands_over;
+            is_alone || connector.decode_knows_cached_tokens()
+        })
     }
 }

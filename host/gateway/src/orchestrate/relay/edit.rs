@@ -18,6 +18,17 @@ use crate::{
 /// A place in an event or a body, and the text that takes it.
 type Change = (Range<usize>, Cow<'static, str>);
 
+/// The cached tokens that a client is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CachedTokens {
+    /// Those that the answer says.
+    OfAnswer,
+    /// Those that the prefill engine says.
+    OfPrefill(u32),
+    /// The answer is wrong, and the prefill engine says nothing.
+    Unknown,
+}
+
 /// An event or a whole answer of the Messages or the Responses API, with its usage.
 #[derive(Deserialize)]
 struct WithUsage<'a> {
@@ -51,15 +62,22 @@ struct Details<'a> {
 }
 
 /// Applies the closed list of edits to an event or a whole body; `None` when there are none.
-pub(crate) fn edit(bytes: &[u8], seen: &Seen, cached_tokens: Option<u32>, format: Format) -> Option<Vec<u8>> {
+pub(crate) fn edit(bytes: &[u8], seen: &Seen, cached: CachedTokens, format: Format) -> Option<Vec<u8>> {
     let mut changes: Vec<Change> = Vec::new();
     if let Some(place) = &seen.kv_transfer_at {
         changes.push((place.clone(), Cow::Borrowed("null")));
     }
-    if let (Some(place), Some(cached)) = (&seen.cached_at, cached_tokens) {
-        changes.push((place.clone(), Cow::Owned(cached.to_string())));
+    if let Some(place) = &seen.cached_at {
+        let text = match cached {
+            CachedTokens::OfAnswer => None,
+            CachedTokens::OfPrefill(cached) => Some(Cow::Owned(cached.to_string())),
+            CachedTokens::Unknown => Some(Cow::Borrowed("null")),
+        };
+        changes.extend(text.map(|text| (place.clone(), text)));
     }
-    if let Some(cached) = cached_tokens.filter(|_| format.is_named() && seen.usage.is_some()) {
+    if format.is_named() && seen.usage.is_some() && cached != CachedTokens::OfAnswer {
+        // Their number may not be null.
+        let cached = if let CachedTokens::OfPrefill(cached) = cached { cached } else { 0 };
         changes.extend(named_counts(bytes, cached).unwrap_or_default());
     }
     if changes.is_empty() {
@@ -138,7 +156,8 @@ mod tests {
         let whole = seen::in_whole_answer(false, response.as_bytes());
         let last = seen::event(Format::Responses, event.as_bytes());
         for (text, seen) in [(response, whole), (&event, last)] {
-            let edited = edit(text.as_bytes(), &seen, Some(288), Format::Responses).unwrap();
+            let edited =
+                edit(text.as_bytes(), &seen, CachedTokens::OfPrefill(288), Format::Responses).unwrap();
             // B8.11
             assert_eq!(
                 String::from_utf8(edited).unwrap(),

@@ -2,7 +2,7 @@
 
 use pointsman_orchestration::Event;
 
-use super::{Relay, edit};
+use super::{CachedTokens, Relay, edit};
 use crate::{
     openai::{
         endpoint::Format,
@@ -65,12 +65,12 @@ impl Relay {
     /// Sends what was held back, with the cached tokens that prefill has reported since then.
     pub(super) fn release(&mut self) {
         let held = self.held.take().unwrap_or_default();
-        let cached = self.drive.cached_by_prefill();
+        let cached = self.drive.shown_cached_tokens();
+        let edits = cached != CachedTokens::OfAnswer;
         for place in sse::events(&held) {
             let event = held.get(place).unwrap_or_default();
-            let edited =
-                cached.and_then(|_| edit(event, &seen::event(self.format, event), cached, self.format));
-            self.send(edited.as_deref().unwrap_or(event));
+            let edited = || edit(event, &seen::event(self.format, event), cached, self.format);
+            self.send(edits.then(edited).flatten().as_deref().unwrap_or(event));
         }
     }
 
