@@ -10,7 +10,7 @@
 //! | send the leg: call its engine, upgrade a connection, or hand it to the proxy | `send` |
 //! | abort the leg and close its connection | `abort` |
 //! | wait for the first of what may come next | `next_event` |
-//! | tell a leg's outcome to its worker and record, and make an event of it | `outcome`, `second_opinion` |
+//! | tell a leg's outcome to its worker and record, and make an event of it | `outcome`, `failed_leg` |
 //! | pass the answer on | `respond`, `relay`; `proxied` for Envoy, `realtime` |
 
 use std::{collections::VecDeque, sync::Arc};
@@ -38,6 +38,7 @@ mod broken_handoff;
 pub(crate) mod client_connection;
 mod drain_prefill;
 mod executor;
+mod failed_leg;
 mod first_event;
 mod lateness;
 mod leg_run;

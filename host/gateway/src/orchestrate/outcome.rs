@@ -13,9 +13,9 @@ use super::{
     leg_run::{LegRun, PrefillDone},
     quarantine::record_served,
     refusals::Refusals,
-    relay, stored,
+    relay,
     whole_answer::{Flaw, flaw_of, is_binary},
-    worker_outcome::{Blame, lacks_model, note_failure, note_success, refused_key},
+    worker_outcome::note_success,
 };
 use crate::{
     budget::Share,
@@ -255,105 +255,6 @@ impl Drive {
         without_fields(&body, fields).map_or(body, Bytes::from)
     }
 
-    /// Turns the failure of the leg that answers into an event.
-    pub(crate) fn answer_failed(&mut self, error: CallError) -> Event {
-        self.leg_failed(self.answering(), error)
-    }
-
-    /// Records a failed leg: with its worker, or with the request if that is to blame.
-    pub(super) fn leg_failed(&mut self, leg: Leg, error: CallError) -> Event {
-        let candidate = self.runs[leg].candidate.clone();
-        let source = self.source_of_broken(leg, &error);
-        let blame = self.blame(leg, source.as_ref(), &error);
-        let is_poison = blame == Blame::Request;
-        // The worker may not have read the request, which is sent again over a new connection.
-        let is_unread = matches!(error, CallError::Closed(_)) && !stored::may_store(&self.request);
-        if is_unread {
-            self.upstream.use_new_connections();
-        }
-        // No other worker may take a pinned leg. A handoff that was not read goes to the same one again.
-        let pin = self.request.hints.pinned(leg);
-        let was_read = error.began() || error.is_of_worker();
-        let is_pinned = pin.is_some() && !is_unread && (leg != Leg::Decode || was_read);
-        let (asks, asks_pair) = self.second_try(leg, candidate.as_ref(), &error);
-        // What a proxy sends is not sent again.
-        let failed = Failed {
-            retryable: (error.retryable() || asks || error.is_of_worker())
-                && !self.executor.is_proxy()
-                && !is_poison
-                && !is_pinned
-                && !stored::may_run_on(&self.request, &error),
-            refused: error.is_refusal() && error.refusal().is_none(),
-            began: error.began(),
-            broke: error.may_break_engine(),
-            continuable: false,
-        };
-        self.count_failure(leg, &error, blame);
-        match &candidate {
-            _ if asks_pair => {}
-            Some(unread) if is_unread => self.attempts.note_unread((leg, unread.worker_id())),
-            failed => self.attempts.note_failure(failed.as_ref().map(id_of)),
-        }
-        self.note_failed_plan(leg, asks_pair, failed.retryable);
-        self.note_declined(leg, &error);
-        self.suspect_pair(source.as_ref(), is_unread);
-        self.failed_span = self.runs[leg].span;
-        if leg == Leg::Prefill && error.is_fault() {
-            self.failed_prefill = candidate.as_ref().map(|prefill| (prefill.worker.id(), error.kind()));
-        }
-        let suspects_decode = self.note_time_limit(leg, &error);
-        let has_answered = is_poison || error.has_answered();
-        let (refusal, runs_on) = (error.refusal(), error.leaves_engine_at_work());
-        let cause = self.client_cause(leg, error, is_poison);
-        if suspects_decode {
-            // What failed is the prefill, also when no other decode worker is left.
-            self.runs.answering.fails(cause.clone(), has_answered);
-        }
-        let run = &mut self.runs[leg];
-        if let Some(candidate) = &candidate {
-            let after = run.refusals.note(refusal, &cause, &candidate.worker);
-            after.filter(|_| leg == Leg::Decode).inspect(|after| self.attempts.note_refused_handoff(*after));
-        }
-        run.fails(cause, has_answered);
-        if asks_pair {
-            // The pair's answer counts.
-            run.failure = None;
-        }
-        run.record = None;
-        self.free(leg);
-        if runs_on {
-            self.abort(leg);
-        }
-        Event::Failed(leg, failed)
-    }
-
-    /// The error for the client of a leg that failed.
-    fn client_cause(&self, leg: Leg, error: CallError, is_poison: bool) -> ApiError {
-        let mut cause = self.client_error(leg, error);
-        if is_poison {
-            cause = ApiError::Poison { cause: cause.to_string(), left: self.state.settings.quarantine };
-        }
-        let Some((worker, _)) = self.request.hints.pinned(leg) else { return cause };
-        cause.of_pinned(leg, worker)
-    }
-
-    /// Counts a failed leg, and tells its worker. A leg that the gateway aborted has not failed, however its
-    /// engine ends it.
-    fn count_failure(&mut self, leg: Leg, error: &CallError, blame: Blame) {
-        if self.runs[leg].aborted && matches!(error, CallError::GaveUp(_) | CallError::Status { .. }) {
-            self.account.leg_cancelled(leg);
-            return;
-        }
-        if let Some(candidate) = &self.runs[leg].candidate {
-            let sent = self.runs[leg].sent.unwrap_or_else(Instant::now);
-            note_failure(&self.state, leg, (candidate, sent), error, blame);
-            if lacks_model(error) {
-                candidate.worker.note_restart();
-            }
-        }
-        self.account.leg_ended(leg, Err(error.kind()));
-    }
-
     /// Records the success of the decode or aggregated leg in metrics and averages.
     pub(crate) fn served(&mut self) {
         let leg = self.answering();
@@ -373,28 +274,5 @@ impl Drive {
         let leg = self.answering();
         self.candidate(leg).inspect(|candidate| note_success(&self.state, leg, candidate));
         self.accepted(leg);
-    }
-
-    /// Logs, once, that the remote prefill of the request failed for good. `local`: a local one follows.
-    pub(super) fn log_failed_prefill(&mut self, local: bool) {
-        let Some((worker, kind)) = self.failed_prefill.take() else { return };
-        let (request, tried) = (&self.account.request_id, self.attempts.tried().len());
-        tracing::error!(request, %worker, kind, tried, local, "remote prefill failed");
-    }
-
-    /// Turns a failed call into the client's error. Ids that name workers are removed from the engine's text
-    /// (A5).
-    fn client_error(&self, leg: Leg, error: CallError) -> ApiError {
-        let candidate = self.runs[leg].candidate.as_ref().filter(|_| self.executor.calls());
-        if let Some(refused) = candidate.and_then(|to| refused_key(&self.state, &to.worker, &error)) {
-            return refused;
-        }
-        match error {
-            CallError::Status { status, content_type, retry_after, body, in_body } => {
-                let body = self.hide_ids(&body).map_or(body, Bytes::from);
-                CallError::Status { status, content_type, retry_after, body, in_body }.into()
-            }
-            other => other.into(),
-        }
     }
 }
