@@ -18,6 +18,7 @@ mod draining;
 mod eligibility;
 mod learned_limit;
 mod loading;
+mod lost_ranks;
 mod open_handoffs;
 mod outcomes;
 mod progress;
@@ -38,6 +39,7 @@ pub use draining::{Drainer, MoveCounts, StreamMove};
 pub use eligibility::Ineligible;
 use learned_limit::LearnedLimit;
 use loading::Loading;
+use lost_ranks::LostRanks;
 pub use open_handoffs::OpenHandoff;
 pub use refusing::Doubt;
 pub use reservation::Reservation;
@@ -275,6 +277,10 @@ impl Candidate {
     /// Returns why the candidate must not be chosen now; `None` if it may.
     #[must_use]
     pub fn ineligible(&self) -> Option<Ineligible> {
-        if self.load.surely_eligible() { None } else { self.worker.ineligible() }
+        if self.load.surely_eligible() {
+            return None;
+        }
+        let lost = || self.worker.state.lost_ranks.has(self.rank).then_some(Ineligible::Failing);
+        self.worker.ineligible().or_else(lost)
     }
 }

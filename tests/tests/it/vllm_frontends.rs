@@ -191,6 +191,40 @@ async fn d1_an_engine_that_lost_ranks_chooses_one_itself() {
 }
 
 #[tokio::test]
+async fn d1_a_mooncake_prefill_whose_engine_lost_its_rank_is_tried_at_another_rank() {
+    let query =
+        r#"{"0":{"engine_id":"e0"},"1":{"engine_id":"e1"},"2":{"engine_id":"e2"},"3":{"engine_id":"e3"}}"#;
+    let bootstrap = RawEngine::start(move |_| vec![Act::Send(json_answer(query))]).await.unwrap();
+    let problem = r#"{"error":{"message":"data_parallel_rank 3 is out of range [0, 2).","code":400}}"#;
+    let script = move |request: &RawRequest| match rank(request) {
+        Some(2..) => status("400 Bad Request", problem),
+        _ => answered(request),
+    };
+    let prefill = engine("vllm", metrics(&[0, 1, 2, 3]), script).await;
+    let decode = engine("vllm", metrics(&[0]), answered).await;
+    let port = bootstrap.address.port();
+    let flags = ["prefill,id=6", "decode,id=7"]
+        .map(|role| format!("engine=vllm,role={role},transport=mooncake,bootstrap_port={port}"));
+    let cluster = gateway(&[(&flags[0], &prefill), (&flags[1], &decode)]).await;
+    let hints = [("x-prefill-instance-id", "6"), ("x-prefill-dp-rank", "3")];
+    // D1.5
+    assert_eq!(post(&cluster, &hints, 0).await, 400, "the client named the rank");
+    for number in 0..32 {
+        // D1.7
+        assert_eq!(post(&cluster, &[], number).await, 200);
+        cluster.at_rest().await.unwrap();
+    }
+    let refused = prefill.requests().iter().filter(|one| rank(one) >= Some(2)).count();
+    // D1.7: a rank that is lost is left out until the facts are read again
+    assert!((1..16).contains(&refused), "{refused}");
+    let named = |engine: &RawEngine, rank: u32| {
+        let id = format!("\"remote_engine_id\":\"e{rank}\"");
+        engine.requests().iter().filter(|one| one.body.contains(&id)).count()
+    };
+    assert!(named(&decode, 0) + named(&decode, 1) >= 32, "{:?}", decode.requests());
+}
+
+#[tokio::test]
 async fn b5_decode_names_the_mooncake_engine_of_the_rank_that_prefilled() {
     let cases: [(&[u32], &[u32]); 5] =
         [(&[0, 1], &[0, 1]), (&[1], &[1]), (&[2, 3], &[2, 3]), (&[1], &[0, 1]), (&[2, 3], &[0, 1, 2, 3])];

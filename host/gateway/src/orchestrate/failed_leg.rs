@@ -33,7 +33,10 @@ impl Drive {
         let pin = self.request.hints.pinned(leg);
         let was_read = error.began() || error.is_of_worker();
         let is_pinned = pin.is_some() && !is_unread && (leg != Leg::Decode || was_read);
-        let (asks, asks_pair) = self.second_try(leg, candidate.as_ref(), &error);
+        let (asks, asks_pair) = match self.note_lost_rank(leg, &error) {
+            true => (true, false),
+            false => self.second_try(leg, candidate.as_ref(), &error),
+        };
         // What a proxy sends is not sent again.
         let failed = Failed {
             retryable: (error.retryable() || asks || error.is_of_worker())

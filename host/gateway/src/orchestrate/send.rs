@@ -8,7 +8,7 @@ use std::{
 use bytes::Bytes;
 use http::{Response, StatusCode, header};
 use pointsman_orchestration::HandoffKind;
-use pointsman_workers::{InFlight, Leg, ModelName, Worker};
+use pointsman_workers::{Candidate, InFlight, Leg, ModelName, Worker};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -112,7 +112,7 @@ impl Drive {
         let carries_data = connector.handoff() == Some(HandoffKind::Completed);
         let worker = candidate.worker.clone();
         let (endpoint, mut held) = (self.request.endpoint, self.state.body_bytes.share());
-        // A decode leg that runs beside it names the engine of this rank.
+        // A decode leg that runs beside it names the engine of this rank: both legs are retried then.
         let rank_is_chosen = self.rank_is_chosen(Leg::Prefill) && self.engine_id.is_none();
         let run = &mut self.runs.prefill;
         run.over = Some(CancellationToken::new());
@@ -198,6 +198,15 @@ impl Drive {
     /// Returns whether the gateway chose the rank of a leg, and no hint named it.
     fn rank_is_chosen(&self, leg: Leg) -> bool {
         self.request.hints.pinned(leg).is_none_or(|(_, rank)| rank.is_none())
+    }
+
+    /// Notes that the engine of a prefill leg has lost the rank that the gateway chose, whose engine the
+    /// decode leg names. Returns whether it has.
+    pub(super) fn note_lost_rank(&self, leg: Leg, error: &CallError) -> bool {
+        let is_tied = leg == Leg::Prefill && self.engine_id.is_some() && self.rank_is_chosen(leg);
+        let has_ranks = |prefill: &&Candidate| prefill.worker.spec().dp_size > 1;
+        let lost = self.candidate(leg).filter(|_| is_tied && refuses_rank(error)).filter(has_ranks);
+        lost.inspect(|lost| lost.worker.note_lost_rank(lost.rank)).is_some()
     }
 
     /// Asks the engine of a realtime session to upgrade a connection.

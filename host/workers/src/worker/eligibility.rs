@@ -20,8 +20,8 @@ pub enum Ineligible {
     /// The worker is draining.
     Draining,
     /// Its last requests or handoffs failed and a breaker is open, a request timed out and another one tries
-    /// it now, or another worker is asked about its refusal. It may still be chosen if no other worker is
-    /// left.
+    /// it now, another worker is asked about its refusal, or the engine has lost the rank. It may still be
+    /// chosen if no other worker is left.
     Failing,
     /// Its engine refused a request because it has too much to do, and the pause has not ended.
     Paused,
@@ -107,7 +107,7 @@ impl Worker {
         // The worker's own description may be an earlier one, with a limit.
         let is_eligible = || matches!(self.ineligible(), None | Some(Ineligible::AtCapacity));
         let eligible = !conditional && is_eligible();
-        told.tell(eligible);
+        told.tell(eligible, &self.state.lost_ranks);
     }
 }
 

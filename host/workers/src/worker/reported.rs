@@ -91,6 +91,7 @@ impl Worker {
         self.ranks.iter().for_each(|rank| rank.view().set_capacity(total_blocks, block_size));
         self.state.lacks_prefix_cache.store(facts.prefix_cache == Some(false), Ordering::Relaxed);
         self.state.facts.store(Arc::new(facts));
+        self.forget_lost_ranks();
     }
 
     /// Returns the longest context of a model, tokens, if the engine reports it.

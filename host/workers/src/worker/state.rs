@@ -14,7 +14,8 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, Semaphore};
 
 use super::{
-    BackPressure, Breaks, BrokenHandoffs, LearnedLimit, Loading, Moves, WarmUp, WarmUps, refusing::Refusing,
+    BackPressure, Breaks, BrokenHandoffs, LearnedLimit, Loading, LostRanks, Moves, WarmUp, WarmUps,
+    refusing::Refusing,
 };
 use crate::{
     activity::Activity,
@@ -64,6 +65,7 @@ pub(super) struct State {
     pub(super) back_pressure: BackPressure,
     pub(super) refusing: Refusing,
     pub(super) learned_limit: LearnedLimit,
+    pub(super) lost_ranks: LostRanks,
     pub(super) warm_up: WarmUp,
     /// The worker's progress while requests wait for it.
     pub(super) activity: Activity,
@@ -121,10 +123,13 @@ impl Told {
         self.left = before.left.into_iter().chain(left).filter(|rank| rank.strong_count() > 0).collect();
     }
 
-    /// Tells every rank whether it is eligible unconditionally.
-    pub(super) fn tell(&self, eligible: bool) {
+    /// Tells every rank whether it is eligible unconditionally. Those that the engine has lost are not.
+    pub(super) fn tell(&self, eligible: bool, lost: &LostRanks) {
         let left: Vec<Arc<RankLoad>> = self.left.iter().filter_map(Weak::upgrade).collect();
-        self.ranks.iter().chain(&left).for_each(|rank| rank.set_surely_eligible(eligible));
+        for (rank, load) in (0..).zip(self.ranks.iter()) {
+            load.set_surely_eligible(eligible && !lost.has(DpRank(rank)));
+        }
+        left.iter().for_each(|rank| rank.set_surely_eligible(eligible));
     }
 }
 
@@ -152,6 +157,7 @@ impl State {
             back_pressure: BackPressure::new(),
             refusing: Refusing::new(),
             learned_limit: LearnedLimit::new(),
+            lost_ranks: LostRanks::default(),
             warm_up: WarmUp::new(warm_ups),
             activity: Activity::new(),
             breaks: Breaks::default(),
