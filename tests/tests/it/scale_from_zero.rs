@@ -376,3 +376,25 @@ async fn r2_a_request_that_envoy_carries_waits_for_a_worker() {
     drop(carried);
     cluster.at_rest().await.unwrap();
 }
+
+#[tokio::test]
+async fn f7_a_request_in_the_queue_goes_to_a_worker_that_joined_meanwhile() {
+    let cluster = empty(|_| {}).await;
+    let slow = SimConfig { overhead: Duration::from_secs(12), ..aggregated() };
+    let first = join(&cluster, 1, slow, json!({"max_concurrency": 1})).await;
+    cluster.until_counted("pointsman_worker_eligible{", 1.0).await.unwrap();
+    let runs = ask(&cluster, json!({}));
+    let waits = async {
+        cluster.until("the worker is busy", |cluster| cluster.booked() == 1).await.unwrap();
+        ask(&cluster, json!({})).await.status.as_u16()
+    };
+    let joins = async {
+        cluster.until_counted(QUEUED, 1.0).await.unwrap();
+        join(&cluster, 2, aggregated(), json!({})).await
+    };
+    let (first_reply, status, second) = tokio::join!(runs, waits, joins);
+    assert_eq!((first_reply.status.as_u16(), status), (200, 200));
+    // F7.15
+    assert_eq!([&first, &second].map(ran), [1, 1]);
+    cluster.at_rest().await.unwrap();
+}

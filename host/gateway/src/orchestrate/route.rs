@@ -215,7 +215,12 @@ impl Drive {
         let (state, request) = (&self.state, &self.routing_request);
         let parking = parking(state, &self.request, request, &self.account, leg);
         match self.attempts.enter(leg, place, &parking) {
-            Entry::Route(place) => return Some(place),
+            Entry::Route(place) => {
+                if place.is_some() {
+                    self.see_new_workers();
+                }
+                return Some(place);
+            }
             Entry::Wait => self.account.waits("queue", leg),
             Entry::Refused => {
                 let pressure = state.queue.pressure(&self.request.model);
@@ -225,6 +230,14 @@ impl Drive {
             }
         }
         None
+    }
+
+    /// Has a request that waited in the queue see workers that joined, unless a leg has its worker already.
+    fn see_new_workers(&mut self) {
+        let PerLeg { prefill, answering } = &self.runs;
+        if prefill.candidate.is_none() && answering.candidate.is_none() && self.place.is_none() {
+            self.snapshot = self.state.registry.snapshot();
+        }
     }
 
     fn record_routed(&mut self, leg: Leg, routed: Routed) -> Event {
