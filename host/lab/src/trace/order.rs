@@ -96,20 +96,21 @@ impl Trace {
     /// start of their session. A request without a session counts as a session of its own.
     #[must_use]
     pub(crate) fn with_starts(mut self, rate: f64, seed: u64) -> Self {
-        let mut order = Order::of(&self);
         let mut rng = SmallRng::seed_from_u64(seed);
         let mut next = 0.0;
-        // The old and the new start of the session that a request waits for.
-        let mut starts: HashMap<usize, (Duration, Duration)> = HashMap::new();
-        for (number, request) in self.requests.iter_mut().enumerate() {
-            let (old, new) = starts.remove(&number).unwrap_or_else(|| {
+        // The old and the new start of each session. A fork has that of its parent.
+        let mut starts: HashMap<String, (Duration, Duration)> = HashMap::new();
+        for request in &mut self.requests {
+            let names = [&request.session, &request.parent];
+            let known = names.into_iter().flatten().find_map(|name| starts.get(name)).copied();
+            let (old, new) = known.unwrap_or_else(|| {
                 let start = Duration::from_secs_f64(next);
                 next += interval(&mut rng, rate, 1.0);
                 (request.at, start)
             });
             request.at = new + request.at.saturating_sub(old);
-            for follower in order.followers.remove(&number).unwrap_or_default() {
-                starts.entry(follower).or_insert((old, new));
+            if let Some(session) = request.session.as_ref().filter(|name| !starts.contains_key(*name)) {
+                starts.insert(session.clone(), (old, new));
             }
         }
         self.sort();

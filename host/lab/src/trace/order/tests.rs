@@ -107,3 +107,37 @@ fn new_starts_move_sessions_as_a_whole_and_are_equal_for_equal_seeds() {
     let seconds = spread.arrivals(false).seconds;
     assert!((300.0..500.0).contains(&seconds), "{seconds}");
 }
+
+// O10.2
+#[test]
+fn new_starts_keep_the_distances_of_turns_that_arrive_at_their_times() {
+    let at = |mut request: TraceRequest, at: u64| {
+        request.at = Duration::from_secs(at);
+        request
+    };
+    let mut requests = Vec::new();
+    for number in 0..20 {
+        let (name, child) = (format!("s{number}"), format!("c{number}"));
+        requests.extend((0..5).map(|turn_number| at(turn(&name, None), 20 * turn_number)));
+        // A fork, whose own later turn arrives at its time as well.
+        requests.push(at(fork(&child, &name), 85));
+        requests.push(at(turn(&child, None), 90));
+    }
+    let mut trace = Trace { requests, ..Trace::default() };
+    trace.sort();
+    let spread = trace.with_starts(0.1, 3);
+    let of = |name: &str| -> Vec<u64> {
+        let turns = spread.requests.iter().filter(|one| one.session.as_deref() == Some(name));
+        turns.map(|one| one.at.as_secs()).collect()
+    };
+    let mut starts = Vec::new();
+    for number in 0..20 {
+        let turns = of(&format!("s{number}"));
+        let start = turns[0];
+        assert_eq!(turns, [0, 20, 40, 60, 80].map(|second| start + second));
+        assert_eq!(of(&format!("c{number}")), [start + 85, start + 90]);
+        starts.push(start);
+    }
+    let last = starts.iter().max().unwrap();
+    assert!((100..400).contains(last), "20 sessions start within {last} s");
+}
