@@ -237,7 +237,7 @@ impl TraceFormat {
     fn reader(self) -> Box<dyn ReadLines> {
         match self {
             Self::Mooncake => Box::new(mooncake::Reader::default()),
-            Self::MooncakeDelta => Box::new(mooncake_delta::Reader::default()),
+            Self::MooncakeDelta => Box::new(mooncake_delta::Reader::new()),
             Self::Qwen => Box::new(qwen::Reader::default()),
             Self::Azure => Box::new(csv::Reader::new(&azure::COLUMNS, azure::request)),
             Self::BurstGpt => Box::new(csv::Reader::new(&burst_gpt::COLUMNS, burst_gpt::request)),

@@ -63,11 +63,23 @@ pub(super) struct Reader {
     sessions: Sessions,
     /// Whether a line has a `group_id`.
     has_group: bool,
+    /// Whether each line must be of a session.
+    needs_session: bool,
+}
+
+impl Reader {
+    /// Returns a reader of lines that must all be of sessions.
+    pub(super) fn of_sessions() -> Self {
+        Self { needs_session: true, ..Self::default() }
+    }
 }
 
 impl ReadLines for Reader {
     fn line(&mut self, text: &str, block_tokens: u32) -> Result<Option<TraceRequest>, String> {
         let line: Line = parse_line(text.as_bytes())?;
+        if self.needs_session && line.session_id.is_none() {
+            return Err("missing field `session_id`".to_owned());
+        }
         let input_tokens = tokens("input_length", line.input_length, 1)?;
         check_block_count(&line.hash_ids, input_tokens, block_tokens)?;
         // A turn of a session begins after the turn before it.

@@ -3,32 +3,10 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use serde::Deserialize;
-
-use super::{
-    BlockIds, ReadLines, TraceRequest, check_block_count,
-    json::{or_null, whole_number},
-    milliseconds, nominal_time, parse_line,
-    sessions::{SessionId, check_count, check_id, next_turn},
-    timestamp_ms, tokens,
-};
+use super::{BlockIds, ReadLines, TraceRequest, mooncake, nominal_time, tokens};
 
 /// Largest block id that a file may contain. Blocks that the file does not name get larger ids.
 const MAX_BLOCK_ID: u64 = 1 << 62;
-
-#[derive(Deserialize)]
-struct Line {
-    session_id: SessionId,
-    #[serde(deserialize_with = "whole_number")]
-    input_length: u64,
-    #[serde(deserialize_with = "whole_number")]
-    output_length: u64,
-    #[serde(default, deserialize_with = "or_null")]
-    hash_ids: Vec<u64>,
-    timestamp: Option<f64>,
-    delay: Option<f64>,
-    model: Option<String>,
-}
 
 /// A session while the file is read.
 struct Session {
@@ -38,16 +16,19 @@ struct Session {
     requests: Vec<(usize, u32)>,
     /// Number of tokens of the newest prompt and its answer.
     tokens: u32,
-    /// Number of its requests.
-    turns: u32,
+    /// Arrival of its newest request.
+    newest: Duration,
     /// Time at which the newest answer ends if no other load delays it.
     end: Duration,
+    /// Positions of the sessions that were forked from it after its newest request.
+    forks: Vec<usize>,
 }
 
 /// Reads lines. Requests get their blocks after all lines are read, because the turns of a session share one
 /// list.
 #[derive(Default)]
 pub(super) struct Reader {
+    lines: mooncake::Reader,
     numbers: HashMap<String, usize>,
     sessions: Vec<Session>,
     block_tokens: u32,
@@ -58,21 +39,9 @@ pub(super) struct Reader {
 impl ReadLines for Reader {
     fn line(&mut self, text: &str, block_tokens: u32) -> Result<Option<TraceRequest>, String> {
         self.block_tokens = block_tokens.max(1);
-        let line: Line = parse_line(text.as_bytes())?;
-        let added = tokens("input_length", line.input_length, 1)?;
-        check_block_count(&line.hash_ids, added, block_tokens)?;
-        let mut request = TraceRequest {
-            at: timestamp_ms("timestamp", line.timestamp.unwrap_or_default())?,
-            input_tokens: added,
-            output_tokens: tokens("output_length", line.output_length, 0)?,
-            blocks: line.hash_ids.into(),
-            session: Some(line.session_id.text()),
-            delay: line.delay.map(|delay| milliseconds("delay", delay)).transpose()?,
-            model: line.model,
-            ..TraceRequest::default()
-        };
-        self.add(&mut request)?;
-        Ok(Some(request))
+        let mut request = self.lines.line(text, block_tokens)?;
+        request.as_mut().map_or(Ok(()), |request| self.add(request))?;
+        Ok(request)
     }
 
     fn finish(&mut self, requests: &mut [TraceRequest]) {
@@ -95,6 +64,10 @@ impl ReadLines for Reader {
 }
 
 impl Reader {
+    pub(super) fn new() -> Self {
+        Self { lines: mooncake::Reader::of_sessions(), ..Self::default() }
+    }
+
     /// Takes a request that has the values of its line, and makes its prompt that of the whole turn. A
     /// request without a session stays as it is.
     fn add(&mut self, request: &mut TraceRequest) -> Result<(), String> {
@@ -112,35 +85,60 @@ impl Reader {
 
     fn add_turn(&mut self, name: String, request: &mut TraceRequest) -> Result<(), String> {
         let added = request.input_tokens;
-        let number = self.numbers.get(&name).copied();
-        let session = match number.and_then(|number| self.sessions.get_mut(number)) {
-            Some(session) => {
-                let input = u64::from(session.tokens) + u64::from(added);
-                request.input_tokens = tokens("input_length", input, 1)
+        let (number, start) = match self.numbers.get(&name).copied() {
+            Some(number) => {
+                let before = self.sessions.get(number).map_or(0, |session| session.tokens);
+                request.input_tokens = tokens("input_length", u64::from(before) + u64::from(added), 1)
                     .map_err(|error| format!("{error} (with the turns before it)"))?;
-                session.turns = next_turn(session.turns)?;
-                // A line without a `timestamp` has 0, or the time of the turn before it: the turn follows at
-                // once.
-                let after_answer = request.at.saturating_sub(session.end);
-                let delay = request.delay.unwrap_or(after_answer);
-                (request.delay, request.at) = (Some(delay), session.end + delay);
-                session
+                (number, self.follow(number, request))
             }
-            None => {
-                check_id("session_id", &name)?;
-                check_count(self.sessions.len())?;
-                request.delay = None;
-                self.numbers.insert(name, self.sessions.len());
-                self.sessions.push(Session::new(request.blocks.to_vec()));
-                let Some(session) = self.sessions.last_mut() else { return Ok(()) };
-                session
-            }
+            None => (self.sessions.len(), self.begin(name, request)),
         };
+        let Some(session) = self.sessions.get_mut(number) else { return Ok(()) };
         session.requests.push((self.read, request.input_tokens));
         let answered = request.output_tokens.max(1);
         session.tokens = request.input_tokens.saturating_add(answered);
-        session.end = request.at + nominal_time(added, answered);
+        (session.newest, session.end) = (request.at, start + nominal_time(added, answered));
         Ok(())
+    }
+
+    /// Begins a session, which may be a fork. Returns when its first request starts if no other load delays
+    /// its parent.
+    ///
+    /// A fork gets the arrival of its parent's newest request, so that the parent's next request is behind it
+    /// in a stable sort by arrival.
+    fn begin(&mut self, name: String, request: &mut TraceRequest) -> Duration {
+        let number = self.sessions.len();
+        let parent = request.parent.as_ref().and_then(|parent| self.numbers.get(parent)).copied();
+        let mut start = request.at;
+        request.delay = match parent.and_then(|parent| self.sessions.get_mut(parent)) {
+            Some(parent) => {
+                let delay = request.delay.unwrap_or_default();
+                request.at = request.at.max(parent.newest);
+                start = request.at.max(parent.end + delay);
+                parent.forks.push(number);
+                Some(delay)
+            }
+            None => None,
+        };
+        self.numbers.insert(name, number);
+        self.sessions.push(Session::new(request.blocks.to_vec()));
+        start
+    }
+
+    /// Sets the pause before a session's later request, and its arrival, which is returned.
+    fn follow(&mut self, number: usize, request: &mut TraceRequest) -> Duration {
+        let Some(session) = self.sessions.get_mut(number) else { return request.at };
+        let (mut end, forks) = (session.end, std::mem::take(&mut session.forks));
+        if request.join {
+            let forks = forks.iter().filter_map(|fork| self.sessions.get(*fork));
+            end = forks.map(|fork| fork.end).fold(end, Duration::max);
+        }
+        // A line without a `timestamp` has the time of a request that it waits for: it follows at once.
+        let delay = request.delay.unwrap_or_else(|| request.at.saturating_sub(end));
+        request.delay = Some(delay);
+        request.at = request.at.max(end + delay);
+        request.at
     }
 }
 
@@ -161,7 +159,8 @@ pub(super) fn accumulate(requests: &mut Vec<TraceRequest>, block_tokens: u32) ->
 
 impl Session {
     fn new(first_blocks: Vec<u64>) -> Self {
-        Self { first_blocks, requests: Vec::with_capacity(1), tokens: 0, turns: 1, end: Duration::ZERO }
+        let (requests, forks) = (Vec::with_capacity(1), Vec::new());
+        Self { first_blocks, requests, tokens: 0, newest: Duration::ZERO, end: Duration::ZERO, forks }
     }
 }
 

@@ -99,7 +99,6 @@ impl Trace {
             return Err(TraceError::Empty { file, why });
         }
         self.skipped += (before - self.requests.len()) as u64;
-        self.remove_lost_parents();
         Ok(())
     }
 }
@@ -182,6 +181,9 @@ impl Parser<'_> {
             _ => {}
         }
         trace.format = Some(format);
+        if trace.skipped > 0 {
+            trace.remove_lost_parents();
+        }
         trace.sort();
         // The times of turns with a `delay` do not come from the file.
         let timed = trace.requests.iter().filter(|request| request.delay.is_none());

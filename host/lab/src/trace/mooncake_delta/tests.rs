@@ -55,6 +55,73 @@ fn a_turn_without_a_delay_waits_for_its_time_or_not_at_all() {
     assert_eq!(trace.requests[2].blocks.len(), 1);
 }
 
+// O10.1
+#[test]
+fn the_fields_of_sessions_hold_as_in_mooncakes_format() {
+    let line = |rest: &str| format!(r#"{{"output_length":60,{rest}}}"#) + "\n";
+    let text = line(r#""session_id":"a","timestamp":0,"input_length":600,"hash_ids":[1,2]"#)
+        + &line(r#""session_id":"a","delay":10000,"input_length":100,"hash_ids":[7]"#)
+        + &line(
+            r#""session_id":"b","parent_session_id":"a","delay":5000,"input_length":600,"hash_ids":[3,4]"#,
+        )
+        + &line(
+            r#""session_id":"c","parent_session_id":"a","input_length":500,"hash_ids":[5],"tenant_hash":3"#,
+        )
+        + &line(r#""session_id":"b","delay":2000,"input_length":100,"hash_ids":[9]"#)
+        + &line(
+            r#""session_id":"a","delay":10,"join":true,"input_length":100,"hash_ids":[11],"priority":2,
+            "ttft_target_ms":100"#,
+        )
+        .replace('\n', "")
+        + "\n";
+    let with_group = text.replace(r#""output_length":60"#, r#""output_length":60,"group_id":1"#);
+    for (text, format) in [
+        (&with_group, None),
+        (&with_group.replacen(r#","group_id":1"#, "", 1), None),
+        (&text, None),
+        (&text, Some(TraceFormat::MooncakeDelta)),
+    ] {
+        let trace = Trace::parse(text.as_bytes(), "t", "t".into(), format, None, false).unwrap();
+        assert_eq!(trace.format, Some(TraceFormat::MooncakeDelta));
+        let of = |one: &TraceRequest| {
+            let delay = one.delay.map(|delay| delay.as_millis());
+            (one.session.clone().unwrap(), one.parent.clone(), delay, one.join, one.at.as_millis())
+        };
+        let found: Vec<_> = trace.requests.iter().map(of).collect();
+        let parent = || Some("a".to_owned());
+        // A prompt takes a millisecond for 20 tokens, an answer a second: the first ends at 1,030 ms, the
+        // turn after it at 12,035 ms. Forks have its arrival. The newest answer before the join ends 5,000 +
+        // 1,030 + 2,000 + 1,005 ms later.
+        let expected = [
+            ("a".to_owned(), None, None, false, 0),
+            ("a".to_owned(), None, Some(10_000), false, 11_030),
+            ("b".to_owned(), parent(), Some(5_000), false, 11_030),
+            ("c".to_owned(), parent(), Some(0), false, 11_030),
+            ("b".to_owned(), None, Some(2_000), false, 20_065),
+            ("a".to_owned(), None, Some(10), true, 21_080),
+        ];
+        assert_eq!(found, expected);
+        let last = &trace.requests[5];
+        assert_eq!((last.priority, last.targets.ttft), (2.0, Some(Duration::from_millis(100))));
+        assert_eq!(trace.requests[3].tenant_hash, Some(3));
+        // What is written says the same.
+        let mut out = Vec::new();
+        trace.write_mooncake(&mut out).unwrap();
+        let written = Trace::parse(&out[..], "t", "t".into(), None, None, false).unwrap();
+        assert_eq!((&written.requests, written.format), (&trace.requests, Some(TraceFormat::Mooncake)));
+    }
+}
+
+#[test]
+fn a_fork_of_a_skipped_session_begins_a_session() {
+    let line = |rest: &str| format!(r#"{{"group_id":1,"output_length":5,{rest}}}"#) + "\n";
+    let text = line(r#""session_id":"x","input_length":5,"hash_ids":[4611686018427387905],"timestamp":0"#)
+        + &line(r#""session_id":"y","parent_session_id":"x","input_length":5,"delay":7"#);
+    let trace = parse(&text, true).unwrap();
+    let only = &trace.requests[0];
+    assert_eq!((trace.skipped, &only.parent, only.delay), (1, &None, None));
+}
+
 #[test]
 fn the_turns_of_a_session_share_one_list_of_blocks() {
     let line = |tokens: u32| {
