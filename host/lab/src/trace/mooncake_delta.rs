@@ -1,7 +1,11 @@
 //! Mooncake's JSONL in which a later turn of a session has only what it adds, as in AIPerf's agentic
 //! datasets. The prompt of a turn is the previous prompt, the answer to it, and what the line adds.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use super::{BlockIds, ReadLines, TraceRequest, mooncake, nominal_time, tokens};
 
@@ -46,10 +50,21 @@ impl ReadLines for Reader {
 
     fn finish(&mut self, requests: &mut [TraceRequest]) {
         let mut fresh = self.largest_id + 1;
-        for session in std::mem::take(&mut self.sessions) {
+        // Blocks of which a first prompt has a part, and the answers of one session the rest.
+        let mut continued = HashSet::new();
+        for mut session in std::mem::take(&mut self.sessions) {
             let count = |tokens: u32| tokens.div_ceil(self.block_tokens) as usize;
             let longest = session.requests.iter().map(|(_, tokens)| count(*tokens)).max().unwrap_or(0);
             let mut blocks = session.first_blocks;
+            if let [(_, first_tokens), _, ..] = session.requests[..] {
+                let whole = (first_tokens / self.block_tokens) as usize;
+                // Another session has other answers there, so this one gets a block of its own. Its first
+                // prompt keeps the blocks of its line.
+                if blocks.get(whole).is_some_and(|partial| !continued.insert(*partial)) {
+                    blocks.truncate(whole);
+                    session.requests.remove(0);
+                }
+            }
             let more = longest.saturating_sub(blocks.len()) as u64;
             blocks.extend(fresh..fresh + more);
             fresh += more;

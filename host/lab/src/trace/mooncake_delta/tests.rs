@@ -122,6 +122,30 @@ fn a_fork_of_a_skipped_session_begins_a_session() {
     assert_eq!((trace.skipped, &only.parent, only.delay), (1, &None, None));
 }
 
+// O10.3
+#[test]
+fn a_partial_last_block_of_a_first_prompt_is_no_block_of_the_answers_of_two_sessions() {
+    let line = |session: &str, rest: &str| {
+        format!(r#"{{"session_id":"{session}","group_id":1,"output_length":300,{rest}}}"#) + "\n"
+    };
+    let text = ["a", "b", "c"]
+        .map(|name| line(name, r#""input_length":600,"hash_ids":[1,2]"#))
+        .into_iter()
+        .chain(["b", "a"].map(|name| line(name, r#""input_length":700,"hash_ids":[7,8],"delay":10"#)))
+        .collect::<String>();
+    let trace = parse(&text, false).unwrap();
+    let (first, later) = trace.requests.split_at(3);
+    assert!(first.iter().all(|one| one.blocks[..] == [1, 2]), "{first:?}");
+    let [b, a] = later else { panic!("two later turns: {later:?}") };
+    assert_eq!((a.blocks.len(), b.blocks.len()), (4, 4));
+    assert_eq!((a.blocks[0], b.blocks[0]), (1, 1));
+    let shared = a.blocks[1..].iter().filter(|id| b.blocks.contains(id)).count();
+    assert_eq!(shared, 0, "{a:?} {b:?}");
+    // 600 + 300 + 700 tokens each, of which the second session finds one block, and its first prompt too.
+    let cached = (512 + 512 + 512 + 512) as f64 / (3 * 600 + 2 * 1_600) as f64;
+    assert!((trace.endless_cache_hit_rate() - cached).abs() < 1e-9, "{}", trace.endless_cache_hit_rate());
+}
+
 #[test]
 fn the_turns_of_a_session_share_one_list_of_blocks() {
     let line = |tokens: u32| {
