@@ -48,6 +48,7 @@ mod engines;
 mod ext_proc;
 mod finish;
 mod intake;
+mod json_text;
 mod line_file;
 mod listener;
 mod report;

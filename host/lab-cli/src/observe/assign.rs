@@ -34,8 +34,9 @@ pub(super) fn assign(written: &[Written], known: &[Option<Assigned>], logs: &[En
     let mut begun = begun_by_second(logs);
     let mut found: Vec<Option<Assigned>> = vec![None; written.len()];
     for (place, told) in known.iter().enumerate().filter_map(|(place, told)| Some((place, (*told)?))) {
-        let at = written.get(place).map_or(Duration::ZERO, |request| request.at);
-        take(&mut begun, at, told.engine);
+        for request in written.get(place).into_iter().flat_map(sequences) {
+            take(&mut begun, request.at, told.engine);
+        }
         if let Some(found) = found.get_mut(place) {
             *found = Some(told);
         }
@@ -45,7 +46,7 @@ pub(super) fn assign(written: &[Written], known: &[Option<Assigned>], logs: &[En
     for Second { until, counts } in begun.into_values() {
         while let Some((place, request)) = arrivals.next_if(|(_, request)| request.at <= until) {
             if found.get(place).is_some_and(Option::is_none) {
-                waiting.add(place, request.at);
+                sequences(request).for_each(|request| waiting.add(place, request.at));
             }
         }
         waiting.give_up(until);
@@ -59,6 +60,11 @@ pub(super) fn assign(written: &[Written], known: &[Option<Assigned>], logs: &[En
         }
     }
     rest(found, logs)
+}
+
+/// Returns a request as often as an engine counts it.
+fn sequences(request: &Written) -> impl Iterator<Item = &Written> {
+    (0..request.sequences).map(move |_| request)
 }
 
 /// Requests whose answer no counter has yet, in the order of their arrival.
@@ -213,6 +219,7 @@ mod tests {
             at: Duration::from_millis(*at),
             input_tokens: 1,
             max_tokens: None,
+            sequences: 1,
             is_estimated: false,
         };
         millis.iter().map(of).collect()
@@ -262,6 +269,19 @@ mod tests {
         let one = [log(&[(1, 1.0), (2, 1.0)])];
         let found = assign(&written(&[100, 200]), &[], &one);
         assert!(found.iter().all(|found| found.how == How::Counters), "one engine served all: {found:?}");
+    }
+
+    #[test]
+    fn a_request_for_several_answers_takes_as_many_places() {
+        let logs = [log(&[(1, 4.0)]), log(&[(2, 1.0)])];
+        let mut requests = written(&[100, 1_500]);
+        requests[0].sequences = 4;
+        // S5.14
+        for known in [vec![], vec![Some(Assigned { engine: 0, how: How::Events }), None]] {
+            let found = assign(&requests, &known, &logs);
+            assert_eq!(found.iter().map(|found| found.engine).collect::<Vec<_>>(), [0, 1]);
+            assert!(found.iter().all(|found| found.how != How::Guessed), "{found:?}");
+        }
     }
 
     #[test]

@@ -15,8 +15,10 @@ pub(super) enum Missed {
     Busy,
     /// The body did not arrive in time, or the connection ended before.
     Incomplete,
-    /// The body is compressed, is not JSON, or has several prompts.
+    /// The body is compressed, is not JSON, or has no prompt.
     Unreadable,
+    /// The body has several prompts, each of which is a request for the engine.
+    SeveralPrompts,
     /// The trace has its largest size, or cannot be written.
     Full,
     /// Envoy shows the request and would wait for answers.
@@ -24,13 +26,14 @@ pub(super) enum Missed {
 }
 
 impl Missed {
-    pub(super) const ALL: [(Self, &'static str); 8] = [
+    pub(super) const ALL: [(Self, &'static str); 9] = [
         (Self::TooLarge, "body above --max-body"),
         (Self::TooLong, "prompt too long for a line of the trace (try a larger --block-tokens)"),
         (Self::Memory, "bodies above --max-memory together"),
         (Self::Busy, "queue full"),
         (Self::Incomplete, "body incomplete"),
-        (Self::Unreadable, "compressed, not JSON, or several prompts"),
+        (Self::Unreadable, "compressed, not JSON, or no prompt"),
+        (Self::SeveralPrompts, "several prompts in one body"),
         (Self::Full, "trace above --max-trace, or not writable"),
         (
             Self::Waited,

@@ -68,11 +68,15 @@ pub(super) fn complete(
     trace.requests.retain(|_| !failures.next().copied().unwrap_or_default());
     let untold: Vec<Written> =
         served.iter().zip(told).filter(|(_, told)| told.is_none()).map(|(request, _)| *request).collect();
-    let (count, tokens) =
-        told.iter().flatten().fold((0.0, 0.0), |sum, one| (sum.0 + 1.0, sum.1 + f64::from(*one)));
+    let told_of = served.iter().zip(told).filter_map(|(request, told)| Some((request, (*told)?)));
+    let (count, tokens) = told_of.fold((0.0, 0.0), |sum, (request, told)| {
+        (sum.0 + f64::from(request.sequences), sum.1 + f64::from(told))
+    });
     let mean = (total.generated_tokens - tokens) / (total.first_tokens - count);
     let mean = (mean >= 1.0 && mean.is_finite()).then(|| limit_of_mean(&untold, mean));
     for ((request, written), told) in trace.requests.iter_mut().zip(served).zip(told) {
+        // An answer tells the tokens of all its choices.
+        let told = told.map(|tokens| tokens.div_ceil(written.sequences).max(1));
         request.output_tokens = told.unwrap_or_else(|| output_tokens(written.max_tokens, mean));
     }
     let mut partial = path.as_os_str().to_owned();
@@ -210,6 +214,7 @@ mod tests {
             at: Duration::ZERO,
             input_tokens: 1,
             max_tokens,
+            sequences: 1,
             is_estimated: false,
         };
         let written = [of(Some(10)), of(Some(100)), of(None), of(None)];

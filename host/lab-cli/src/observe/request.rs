@@ -14,10 +14,14 @@ use pointsman_tokens::{ChatOptions, PromptBytes, Tokenizer};
 use prefix_index::{BlockHash, Prefix, Salt};
 use tokio::time::Duration;
 
+use super::{counts::Missed, json_text::plain};
+
 /// Headers that name a session.
 const SESSION_HEADERS: [&str; 2] = ["x-session-id", "x-dynamo-session-id"];
 /// Maximum number of token ids of a prompt, as in the gateway.
 const MAX_TOKEN_IDS: usize = 4 * 1024 * 1024;
+/// Maximum number of answers that a request counts as.
+const MAX_SEQUENCES: u32 = 1_024;
 
 /// Measures prompts, and hashes names and blocks.
 #[derive(Debug)]
@@ -58,6 +62,8 @@ pub(super) struct Kept {
     pub(super) model: String,
     /// The client's limit of output tokens.
     pub(super) max_tokens: Option<u32>,
+    /// Number of answers that the client asks for. An engine counts each like a request.
+    pub(super) sequences: u32,
     /// Whether its prompt tokens are estimated from bytes.
     pub(super) is_estimated: bool,
     /// Hashes of the prompt's blocks as the engines' events have them; empty when tokens are not known. They
@@ -95,15 +101,23 @@ impl Measure {
         Arrived { at, endpoint, session: session.map(hash), tenant }
     }
 
-    /// Returns what is kept of a request. `number` is different for each. Returns `None` when the body has no
-    /// single prompt of text or token ids.
-    pub(super) fn body(&self, arrived: Arrived, body: Bytes, number: u64) -> Option<Kept> {
-        let body = JsonBody::parse(body).ok()?;
+    /// Returns what is kept of a request. `number` is different for each. The error says why it is not kept:
+    /// the body has no single prompt of text or token ids.
+    pub(super) fn body(&self, arrived: Arrived, body: Bytes, number: u64) -> Result<Kept, Missed> {
+        let body = JsonBody::parse(plain(body)).map_err(|_| Missed::Unreadable)?;
+        let body = match arrived.endpoint {
+            Endpoint::Chat => body,
+            Endpoint::Completions => with_single_prompt(body)?,
+        };
+        self.measured(arrived, &body, number).ok_or(Missed::Unreadable)
+    }
+
+    fn measured(&self, arrived: Arrived, body: &JsonBody, number: u64) -> Option<Kept> {
         let key = arrived.endpoint.prompt_key();
         let prompt = body.get(key)?;
         let salt = body.read::<String>("cache_salt").ok()?;
         let salt = Salt { lora: None, cache: salt.as_deref() };
-        let (input_tokens, is_estimated, prefix) = match self.tokens(arrived.endpoint, prompt, &body)? {
+        let (input_tokens, is_estimated, prefix) = match self.tokens(arrived.endpoint, prompt, body)? {
             Some(ids) => {
                 let size = self.block_tokens as usize;
                 (u32::try_from(ids.len()).ok()?, false, Prefix::of_tokens(&ids, size, &salt, &[]))
@@ -111,8 +125,8 @@ impl Measure {
             None => {
                 let bytes = self.bytes_per_token.max(1);
                 let prompt = match arrived.endpoint {
-                    Endpoint::Chat => PromptBytes::of_chat(&body, [key], bytes),
-                    Endpoint::Completions => PromptBytes::of_text(&body, [key], bytes),
+                    Endpoint::Chat => PromptBytes::of_chat(body, [key], bytes),
+                    Endpoint::Completions => PromptBytes::of_text(body, [key], bytes),
                 };
                 let tokens = u32::try_from(prompt.count()).ok()?.div_ceil(bytes);
                 let block_bytes = (self.block_tokens * bytes) as usize;
@@ -121,6 +135,9 @@ impl Measure {
         };
         let max_tokens = [body.read::<u32>("max_completion_tokens"), body.read::<u32>("max_tokens")];
         let max_tokens = max_tokens.into_iter().find_map(|limit| limit.ok().flatten());
+        let choices = [Some("n"), (arrived.endpoint == Endpoint::Completions).then_some("best_of")];
+        let choices = choices.into_iter().flatten().filter_map(|key| body.read::<u32>(key).ok().flatten());
+        let sequences = choices.max().unwrap_or(1).clamp(1, MAX_SEQUENCES);
         let named =
             body.read::<String>("user").ok().flatten().map(|user| self.salt.hash_one(user.as_bytes()));
         let request = TraceRequest {
@@ -134,11 +151,11 @@ impl Measure {
         };
         let model = body.read::<String>("model").ok().flatten().unwrap_or_default();
         let hashes = if is_estimated { Arc::default() } else { Arc::clone(prefix.hashes()) };
-        Some(Kept { request, model, max_tokens, is_estimated, hashes })
+        Some(Kept { request, model, max_tokens, sequences, is_estimated, hashes })
     }
 
-    /// Returns the token ids of a prompt; `Some(None)` when they are not known, and `None` when there are
-    /// several prompts or none.
+    /// Returns the token ids of a prompt; `Some(None)` when they are not known, and `None` when it is neither
+    /// text nor token ids.
     fn tokens(&self, endpoint: Endpoint, prompt: &str, body: &JsonBody) -> Option<Option<Vec<u32>>> {
         let get = |field: &str| body.get(field);
         match (endpoint, first_element(prompt)) {
@@ -146,7 +163,6 @@ impl Measure {
                 let is_short = body.counts(endpoint.prompt_key()).items <= MAX_TOKEN_IDS;
                 is_short.then(|| serde_json::from_str(prompt).ok()).flatten().map(Some)
             }
-            // Several prompts are several sequences of an engine.
             (Endpoint::Completions, Some(_)) => None,
             (Endpoint::Completions, None) => {
                 let text: String = serde_json::from_str(prompt).ok()?;
@@ -182,6 +198,23 @@ impl Measure {
     }
 }
 
+/// Returns a body whose prompt is not a list of prompts. A list of one prompt, as some clients always send,
+/// counts as this prompt.
+fn with_single_prompt(body: JsonBody) -> Result<JsonBody, Missed> {
+    let key = Endpoint::Completions.prompt_key();
+    let prompt = body.get(key).ok_or(Missed::Unreadable)?;
+    // Token ids are one prompt.
+    if !matches!(first_element(prompt), Some(b'"' | b'[')) {
+        return Ok(body);
+    }
+    if body.counts(key).items != 1 {
+        return Err(Missed::SeveralPrompts);
+    }
+    let only = prompt.strip_prefix('[').and_then(|list| list.strip_suffix(']')).unwrap_or_default();
+    let only = only.trim_ascii().to_owned();
+    JsonBody::parse(body.edit().set(key, only).finish()).map_err(|_| Missed::Unreadable)
+}
+
 /// Returns the first byte after the opening bracket of a list; `None` when the value is not a list.
 fn first_element(value: &str) -> Option<u8> {
     value.strip_prefix('[')?.trim_ascii_start().bytes().next()
@@ -195,7 +228,7 @@ mod tests {
         let mut headers = HeaderMap::new();
         headers.insert("authorization", "Bearer secret-key".parse().unwrap());
         let head = measure.head(Duration::from_secs(1), endpoint, &headers);
-        measure.body(head, Bytes::copy_from_slice(body.as_bytes()), number)
+        measure.body(head, Bytes::copy_from_slice(body.as_bytes()), number).ok()
     }
 
     #[test]
@@ -257,6 +290,41 @@ mod tests {
         let chat = r#"{"messages":[{"role":"user","content":"hello"}]}"#;
         let chat = kept(&measure, Endpoint::Chat, chat, 2).unwrap();
         assert!(!chat.is_estimated && chat.request.input_tokens > 0);
+    }
+
+    #[test]
+    fn a_list_of_one_prompt_is_that_prompt() {
+        let measure = Measure::new(4, 4, None);
+        let of = |prompt: &str| {
+            let body = format!(r#"{{"prompt":{prompt},"n":4,"best_of":5}}"#);
+            kept(&measure, Endpoint::Completions, &body, 0).unwrap()
+        };
+        // S5.13
+        for (list, alone) in [(r#"[ "one, two, three, four, five" ]"#, r#""one, two, three, four, five""#)]
+            .into_iter()
+            .chain([("[[1,2,3,4,5] ]", "[1,2,3,4,5]")])
+        {
+            assert_eq!(of(list), of(alone), "{list}");
+        }
+        // S5.14
+        assert_eq!(of("[1]").sequences, 5);
+        let head = measure.head(Duration::ZERO, Endpoint::Completions, &HeaderMap::new());
+        let several = Bytes::from_static(br#"{"prompt":["a","b"]}"#);
+        assert_eq!(measure.body(head, several, 0), Err(Missed::SeveralPrompts));
+    }
+
+    #[test]
+    fn escaped_and_plain_text_are_equal_prompts() {
+        let measure = Measure::new(4, 4, None);
+        let chat = |text: &str| {
+            let body = format!(r#"{{"messages":[{{"role":"user","content":"{text}"}}]}}"#);
+            let kept = kept(&measure, Endpoint::Chat, &body, 0).unwrap();
+            (kept.request.input_tokens, kept.request.blocks)
+        };
+        let (plain, escaped) =
+            ("привет \\n 😀 a/b", r"\u043f\u0440\u0438\u0432\u0435\u0442 \n \ud83d\uDE00 a\/b");
+        // S5.15
+        assert_eq!(chat(&plain.repeat(20)), chat(&escaped.repeat(20)));
     }
 
     #[test]

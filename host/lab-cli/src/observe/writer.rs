@@ -65,6 +65,8 @@ pub(super) struct Written {
     pub(super) at: Duration,
     pub(super) input_tokens: u32,
     pub(super) max_tokens: Option<u32>,
+    /// Number of answers that the client asks for. The trace has one of them.
+    pub(super) sequences: u32,
     pub(super) is_estimated: bool,
 }
 
@@ -114,8 +116,8 @@ impl Writer {
         while let Some(copy) = copies.blocking_recv() {
             let Copied { number, arrived, body, .. } = copy;
             match self.sources.measure.body(arrived, body, number) {
-                Some(kept) => self.keep(number, kept),
-                None => self.sources.counts.miss(Missed::Unreadable),
+                Ok(kept) => self.keep(number, kept),
+                Err(why) => self.sources.counts.miss(why),
             }
             if flushed.elapsed() >= FLUSH_INTERVAL {
                 self.flush();
@@ -127,7 +129,7 @@ impl Writer {
     }
 
     fn keep(&mut self, number: u64, kept: Kept) {
-        let Kept { mut request, model, max_tokens, is_estimated, hashes } = kept;
+        let Kept { mut request, model, max_tokens, sequences, is_estimated, hashes } = kept;
         request.session = request.session.filter(|session| {
             let turns = self.turns.entry(session.clone()).or_default();
             *turns = turns.saturating_add(1);
@@ -139,7 +141,7 @@ impl Writer {
             request.model = Some(if reported.models.contains(&model) { model } else { OTHER.to_owned() });
         }
         let (at, input_tokens) = (request.at, request.input_tokens);
-        let of = Written { number, at, input_tokens, max_tokens, is_estimated };
+        let of = Written { number, at, input_tokens, max_tokens, sequences, is_estimated };
         let mut line = Vec::new();
         let wrote = write_line(request, self.sources.measure.block_tokens, &mut line);
         let length = line.len() as u64;

@@ -42,7 +42,7 @@ fn seen_and_missed(blocks: &mut Vec<Block>, seen: &Observation<'_>) {
     let arrived = seen.counts.arrived();
     let missed = seen.counts.missed();
     let reasons: Vec<String> = missed.iter().map(|(why, count)| format!("{count} {why}")).collect();
-    let (kept, answers) = (number(seen.written.len()), seen.total.first_tokens);
+    let (kept, answers) = (sequences(seen.written), seen.total.first_tokens);
     let mut told = format!("{arrived} copies arrived, {} are in the trace", seen.written.len());
     if seen.failed > 0 {
         told.push_str(&format!(", {} are not compared because their answers were errors", seen.failed));
@@ -53,10 +53,20 @@ fn seen_and_missed(blocks: &mut Vec<Block>, seen: &Observation<'_>) {
     blocks.push(Block::Sentence(format!("{told}. The engines began {answers:.0} answers in that time.")));
     blocks.extend(seen.incomplete.clone().map(Block::Warning));
     if answers > 0.0 && kept < FEW_SEEN * answers {
+        // The settings of limits are flags.
+        let has_limit = missed.iter().any(|(why, _)| why.contains("--"));
+        let limits = if has_limit { ", and raise the limits that are named above" } else { "" };
         blocks.push(Block::Warning(format!(
-            "the trace has {:.1} % of what the engines answered: the forecast is that of less load. Mirror every route, \
-             and raise the limits that are named above",
+            "the trace has {:.1} % of what the engines answered: the forecast is that of less load. Mirror every \
+             route{limits}",
             100.0 * kept / answers
+        )));
+    }
+    let several = seen.written.iter().filter(|request| request.sequences > 1).count();
+    if several > 0 {
+        blocks.push(Block::Warning(format!(
+            "{several} requests ask for several answers (`n`), {kept:.0} answers in all with the other requests. The \
+             engines count each answer; the trace has one of each request, so the forecast is that of less load"
         )));
     }
     if answers > 0.0 && answers < FEW_SEEN * kept {
@@ -85,6 +95,11 @@ fn seen_and_missed(blocks: &mut Vec<Block>, seen: &Observation<'_>) {
             seen.counts.refused_connections()
         )));
     }
+}
+
+/// Returns the number of answers that requests ask for.
+fn sequences(written: &[Written]) -> f64 {
+    written.iter().map(|request| f64::from(request.sequences)).sum()
 }
 
 fn known_engines(blocks: &mut Vec<Block>, seen: &Observation<'_>) {
@@ -120,9 +135,11 @@ fn known_engines(blocks: &mut Vec<Block>, seen: &Observation<'_>) {
 
 fn lengths(blocks: &mut Vec<Block>, seen: &Observation<'_>) {
     let estimated = seen.written.iter().filter(|request| request.is_estimated).count();
-    let own: f64 = seen.written.iter().map(|request| f64::from(request.input_tokens)).sum();
-    let (own, engines) =
-        (ratio(own, number(seen.written.len())), ratio(seen.total.prompt_tokens, seen.total.first_tokens));
+    // The engines count the prompt once for each answer.
+    let prompts =
+        seen.written.iter().map(|request| f64::from(request.input_tokens) * f64::from(request.sequences));
+    let own = ratio(prompts.sum(), sequences(seen.written));
+    let engines = ratio(seen.total.prompt_tokens, seen.total.first_tokens);
     blocks.push(Block::Sentence(format!(
         "Prompt tokens: {:.1} % of the requests are estimated from bytes. The mean prompt has {own:.0} tokens in the trace \
          and {engines:.0} by the engines' counters.",
@@ -196,14 +213,20 @@ mod tests {
     use pointsman_lab::Window;
 
     use super::*;
-    use crate::observe::{assign::Assigned, counts::Counts, document::text, tracker::Followed};
+    use crate::observe::{
+        assign::Assigned,
+        counts::{Counts, Missed},
+        document::text,
+        tracker::Followed,
+    };
 
     #[test]
     fn the_page_says_how_many_requests_kv_events_were_not_compared_with() {
+        let counts = Counts::default();
         let followed = Followed { left_out: 3, bad_messages: 2, ..Followed::default() };
         let seen = Observation {
             seconds: 1.0,
-            counts: &Counts::default(),
+            counts: &counts,
             written: &[],
             failed: 4,
             assigned: &[],
@@ -223,6 +246,27 @@ mod tests {
         assert!(page.contains("warning: 3 requests were not compared with KV events"), "{page}");
         assert!(page.contains("warning: 2 messages of KV events were malformed or too long"), "{page}");
         assert!(page.contains("warning: cannot write the trace"), "{page}");
+        let one = Written {
+            number: 0,
+            at: std::time::Duration::ZERO,
+            input_tokens: 100,
+            max_tokens: None,
+            sequences: 4,
+            is_estimated: false,
+        };
+        let total = Window { first_tokens: 80.0, prompt_tokens: 8_000.0, ..Window::default() };
+        let mut blocks = Vec::new();
+        // S5.13, S5.14
+        seen.counts.miss(Missed::SeveralPrompts);
+        for written in [vec![one; 20], vec![Written { sequences: 1, ..one }; 20]] {
+            add(&mut blocks, &Observation { written: &written, total, incomplete: None, ..seen }, None);
+        }
+        let page = text(&blocks);
+        assert!(page.contains("20 requests ask for several answers (`n`), 80 answers in all"), "{page}");
+        // S5.13
+        let few = "the trace has 25.0 % of what the engines answered: the forecast is that of less load. Mirror every route\n";
+        assert_eq!(page.matches(few).count(), 1, "{page}");
+        assert_eq!(page.matches("has 100 tokens in the trace and 100 by").count(), 2, "{page}");
         let assigned =
             |all: &[How]| all.iter().map(|how| Assigned { engine: 0, how: *how }).collect::<Vec<_>>();
         let told =
