@@ -326,7 +326,7 @@ impl ObserveArgs {
             saved = write_fleet(&self.out.join("fleet.toml"), &fleet, equations);
             // Fails when the terminal went away, and the page matters more.
             let _ = print(&format!("simulating {} requests\n", trace.requests.len()));
-            found = Some(forecast(self, &trace, &assigned, (fleet, equations))?);
+            found = Some(forecast(self, &trace, (&assigned, &seen.logs), (fleet, equations))?);
             incomplete = warning;
         }
         let observation = Observation {

@@ -53,6 +53,12 @@ impl CapacityArgs {
         let capacity = known.or_assumed(&mut |flag, assumed| {
             guesses.push_str(&format!("warning: {url}: does not report {flag}; {assumed} is assumed\n"));
         });
+        if let Some(ranks) = reported.facts.dp_size.filter(|ranks| *ranks > 1) {
+            guesses.push_str(&format!(
+                "warning: {url}: has {ranks} data-parallel ranks, which share the requests of a burst, so that the fitted \
+                 step is too short: calibrate an engine with one rank, and set `count` to the number of ranks\n"
+            ));
+        }
         print(&guesses)?;
         Ok(capacity)
     }

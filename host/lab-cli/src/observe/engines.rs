@@ -153,9 +153,18 @@ impl EngineLog {
 
     /// Returns the windows to which the engine's model can be fitted. Tokens that are counted at the end of a
     /// request belong to earlier seconds: sums over a minute have most of them in the right place.
+    ///
+    /// What several ranks did in a time is what one of them does in as many times of this length.
     pub(super) fn fitted_windows(&self) -> impl Iterator<Item = Window> {
         let size = if self.has_late_counters { LATE_WINDOWS } else { 1 };
-        self.windows.chunks_exact(size).map(sum_of)
+        let sums = self.windows.chunks_exact(size).map(sum_of);
+        let ranks = f64::from(self.ranks());
+        sums.map(move |window| Window { seconds: window.seconds * ranks, ..window })
+    }
+
+    /// Returns the number of data-parallel ranks, each of which has a cache and a scheduler of its own.
+    pub(super) fn ranks(&self) -> u32 {
+        self.facts.dp_size.unwrap_or(1).max(1)
     }
 }
 
@@ -185,8 +194,25 @@ async fn read(http: &Client, url: &str) -> Result<String, ReadError> {
         BodyError::TooLarge(_) => ReadError::TooLarge,
         BodyError::Broken(_) => ReadError::Failed,
     })?;
-    let text = String::from_utf8(body).map_err(|_| ReadError::Failed)?;
+    let text = with_own_names(String::from_utf8(body).map_err(|_| ReadError::Failed)?);
     if text.contains("vllm:") || text.contains("sglang:") { Ok(text) } else { Err(ReadError::OfNoEngine) }
+}
+
+/// Gives metrics the names that vLLM and SGLang write: Ray puts `ray_` in front of them, and an underscore may
+/// stand for the colon.
+fn with_own_names(text: String) -> String {
+    if !["ray_", "vllm_", "sglang_"].iter().any(|other| text.contains(other)) {
+        return text;
+    }
+    let renamed = |line: &str| {
+        let name = line.strip_prefix("ray_").unwrap_or(line);
+        let of = |engine: &str| {
+            let name = name.strip_prefix(engine)?.strip_prefix([':', '_'])?;
+            Some(format!("{engine}:{name}\n"))
+        };
+        of("vllm").or_else(|| of("sglang")).unwrap_or_else(|| format!("{line}\n"))
+    };
+    text.lines().map(renamed).collect()
 }
 
 impl Reading {
@@ -257,6 +283,30 @@ mod tests {
                       sglang:inter_token_latency_seconds_count{a=\"b\"} 4\n";
         let sglang = Reading::of(sglang);
         assert_eq!((sglang.queried_tokens, sglang.cached_tokens, sglang.intervals), (70.0, 30.0, 4.0));
+    }
+
+    #[test]
+    fn names_of_ray_are_those_of_the_engine() {
+        // S5.16
+        for name in ["ray_vllm:", "ray_vllm_", "vllm_"] {
+            let text = with_own_names(VLLM.replace("vllm:", name));
+            assert_eq!(text, VLLM, "{name}");
+        }
+        let sglang = "# TYPE ray_x gauge\nray_x{a=\"vllm_1\"} 1\nsglang:prompt_tokens_total{a=\"ray_\"} 70\n";
+        assert_eq!(with_own_names(sglang.to_owned()), sglang);
+    }
+
+    #[test]
+    fn the_ranks_of_an_engine_share_what_it_did() {
+        let second = Window { seconds: 1.0, itl_s: 8.0, ..Window::default() };
+        let mut log = EngineLog { windows: vec![(Duration::ZERO, second)], ..EngineLog::default() };
+        log.learn(
+            "vllm:num_requests_running{engine=\"0\"} 1\nvllm:num_requests_running{engine=\"1\"} 1\n",
+            &Mutex::default(),
+        );
+        // S5.17
+        assert_eq!(log.ranks(), 2);
+        assert_eq!(log.fitted_windows().next(), Some(Window { seconds: 2.0, ..second }));
     }
 
     #[test]

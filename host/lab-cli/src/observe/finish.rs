@@ -131,10 +131,10 @@ fn limit_of_mean(written: &[Written], mean: f64) -> f64 {
     high
 }
 
-/// Returns the fleet with as many equal engines as were observed, and the number of equations of its step
-/// time.
+/// Returns the fleet with as many equal engines as were observed, one for each data-parallel rank, and the
+/// number of equations of its step time.
 pub(super) fn fleet(args: &ObserveArgs, logs: &[EngineLog]) -> (Fleet, Option<usize>) {
-    let mut group = EngineGroup::new(Role::Aggregated, u32::try_from(logs.len()).unwrap_or(u32::MAX));
+    let mut group = EngineGroup::new(Role::Aggregated, logs.iter().map(EngineLog::ranks).sum());
     let reported = |value: fn(&EngineLog) -> Option<u32>| logs.iter().find_map(value);
     group.blocks = reported(|log| log.facts.total_blocks).unwrap_or(DEFAULT_BLOCKS);
     group.max_num_seqs = args.max_num_seqs;
@@ -173,14 +173,28 @@ fn create_private(path: &Path) -> std::io::Result<File> {
     Ok(file)
 }
 
+/// Returns the position in the fleet of the rank that serves each request, for requests by the position of
+/// their engine. The ranks of an engine take turns: which one served is not known.
+fn ranks_of(engines: impl Iterator<Item = u32>, ranks: &[u32]) -> Vec<u32> {
+    let mut turns = vec![0; ranks.len()];
+    let rank = |engine: u32| {
+        let place = engine as usize;
+        let (before, count) = (ranks.iter().take(place).sum::<u32>(), ranks.get(place).copied().unwrap_or(1));
+        let turn = turns.get_mut(place).map_or(0, |turn| std::mem::replace(turn, (*turn + 1) % count.max(1)));
+        before + turn
+    };
+    engines.map(rank).collect()
+}
+
 /// Simulates what was observed and what each policy would have done.
 pub(super) fn forecast(
     args: &ObserveArgs,
     trace: &Trace,
-    assigned: &[Assigned],
+    (assigned, logs): (&[Assigned], &[EngineLog]),
     (fleet, equations): (Fleet, Option<usize>),
 ) -> anyhow::Result<Forecast> {
-    let engines: Vec<u32> = assigned.iter().map(|assigned| assigned.engine).collect();
+    let ranks: Vec<u32> = logs.iter().map(EngineLog::ranks).collect();
+    let engines: Vec<u32> = ranks_of(assigned.iter().map(|assigned| assigned.engine), &ranks);
     let observed = run_observed(&engines, trace, &fleet)?;
     let names = ARMS.iter().copied().chain(args.arm.iter().map(String::as_str));
     let arms = Arm::parse_all(names)?;
@@ -206,6 +220,12 @@ mod tests {
     use tokio::time::Duration;
 
     use super::*;
+
+    #[test]
+    fn the_ranks_of_an_engine_take_turns() {
+        // S5.17
+        assert_eq!(ranks_of([0, 1, 1, 0, 1, 2].into_iter(), &[1, 2, 1]), [0, 1, 2, 0, 1, 3]);
+    }
 
     #[test]
     fn the_lengths_of_answers_keep_the_limits_and_have_the_measured_mean() {

@@ -22,7 +22,9 @@ pub(super) fn plain(body: Bytes) -> Bytes {
             // One of the escapes of a letter that must be escaped.
             Some(letter) => {
                 let quoted = serde_json::to_string(&letter).unwrap_or_default();
-                plain.extend_from_slice(quoted.get(1..quoted.len().saturating_sub(1)).unwrap_or_default().as_bytes());
+                plain.extend_from_slice(
+                    quoted.get(1..quoted.len().saturating_sub(1)).unwrap_or_default().as_bytes(),
+                );
             }
             None => plain.extend_from_slice(escape),
         }

@@ -112,6 +112,14 @@ fn known_engines(blocks: &mut Vec<Block>, seen: &Observation<'_>) {
         share(How::Counters),
         share(How::Guessed)
     )));
+    for log in seen.logs.iter().filter(|log| log.ranks() > 1) {
+        blocks.push(Block::Warning(format!(
+            "{} has {} data-parallel ranks: each is an engine of the simulation, and they take turns in that of your \
+             router, because metrics do not tell which rank served. An address of --kv-events has the events of one rank",
+            log.url,
+            log.ranks()
+        )));
+    }
     if seen.followed.left_out > 0 {
         blocks.push(Block::Warning(format!(
             "{} requests were not compared with KV events, because too many waited for theirs at once",
