@@ -66,6 +66,8 @@ const LEAST_REQUESTS: usize = 20;
 const MIB: usize = 1024 * 1024;
 /// Time without a copy after which the observer warns.
 const FIRST_COPY_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time after which the observer names addresses of KV events that it is not connected to.
+const FIRST_EVENTS_TIMEOUT: Duration = Duration::from_secs(3);
 /// Exit code after a signal during the simulation.
 const INTERRUPTED: i32 = 130;
 
@@ -206,6 +208,12 @@ impl ObserveArgs {
             self.kv_events.len(),
             self.workers.len()
         );
+        for address in &self.kv_events {
+            ensure!(
+                address.starts_with("tcp://"),
+                "--kv-events {address}: not the address of KV events; expected tcp://HOST:PORT"
+            );
+        }
         for arm in Arm::parse_all(self.arm.iter().map(String::as_str))? {
             ensure!(!ARMS.contains(&&*arm.label), "--arm {}: it is compared anyway", arm.label);
         }
@@ -250,6 +258,10 @@ impl ObserveArgs {
         });
         tasks.spawn(listener::run(intake, listener, tasks.clone(), stop.clone()));
         tasks.spawn(stop.clone().run_until_cancelled_owned(tell_of_no_copy(Arc::clone(&counts), address)));
+        if let Some(tracker) = tracker.clone() {
+            let told = tell_of_no_events(tracker, self.kv_events.clone());
+            tasks.spawn(stop.clone().run_until_cancelled_owned(told));
+        }
         time_or_signal(self.time).await?;
         stop.cancel();
         tasks.close();
@@ -377,13 +389,24 @@ async fn in_order(following: Following) -> anyhow::Result<Vec<EngineLog>> {
     logs.into_iter().map(|(_, log)| log).collect()
 }
 
+/// Names after a while each address of KV events that could not be connected to.
+async fn tell_of_no_events(tracker: Arc<Tracker>, addresses: Vec<String>) {
+    tokio::time::sleep(FIRST_EVENTS_TIMEOUT).await;
+    for address in tracker.unconnected().iter().filter_map(|engine| addresses.get(*engine as usize)) {
+        let _ = print(&format!(
+            "warning: {address}: no KV events can be read: is this the address to which the engine publishes them \
+             (vLLM and SGLang: --kv-events-config)?\n"
+        ));
+    }
+}
+
 /// Says after a while that no copy came.
 async fn tell_of_no_copy(counts: Arc<Counts>, address: SocketAddr) {
     tokio::time::sleep(FIRST_COPY_TIMEOUT).await;
     if counts.arrived() == 0 {
         let seconds = FIRST_COPY_TIMEOUT.as_secs();
-        let _ = print(&format!(
-            "warning: no copy of a request came in {seconds} s: does the router send them to http://{address}?\n"
-        ));
+        let why =
+            counts.elsewhere().unwrap_or_else(|| format!("does the router send them to http://{address}?"));
+        let _ = print(&format!("warning: no copy of a request came in {seconds} s: {why}\n"));
     }
 }

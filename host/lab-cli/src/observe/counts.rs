@@ -1,6 +1,18 @@
 //! Counts of the copies that arrived, and of those that were not kept, by reason.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::{
+    collections::BTreeMap,
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+};
+
+use parking_lot::Mutex;
+use pointsman_cli::escaped;
+
+/// Maximum number of other paths whose requests are counted, and the length of one, characters.
+const MAX_PATHS: usize = 64;
+const MAX_PATH: usize = 80;
+/// Number of other paths that a message names.
+const NAMED_PATHS: usize = 3;
 
 /// Reason for which a copy was not kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,6 +62,9 @@ pub(super) struct Counts {
     /// Connections that were closed at once, because too many were open.
     refused: AtomicU64,
     missed: [AtomicU64; Missed::ALL.len()],
+    /// POST requests to other paths, all of them and by path.
+    elsewhere: AtomicU64,
+    other_paths: Mutex<BTreeMap<String, u64>>,
 }
 
 impl Counts {
@@ -66,6 +81,36 @@ impl Counts {
         if let Some(count) = self.missed.get(why as usize) {
             count.fetch_add(1, Relaxed);
         }
+    }
+
+    /// Counts a POST request to another path, which has no query.
+    pub(super) fn pass_by(&self, path: &str) {
+        self.elsewhere.fetch_add(1, Relaxed);
+        let path: String = path.chars().take(MAX_PATH).collect();
+        let mut paths = self.other_paths.lock();
+        if paths.len() < MAX_PATHS || paths.contains_key(&path) {
+            *paths.entry(path).or_default() += 1;
+        }
+    }
+
+    /// Says how many requests came to other paths, and to which; `None` when there were none.
+    pub(super) fn elsewhere(&self) -> Option<String> {
+        let all = self.elsewhere.load(Relaxed);
+        let paths = self.other_paths.lock();
+        let mut most: Vec<(&String, &u64)> = paths.iter().collect();
+        most.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
+        let named: Vec<String> = most
+            .iter()
+            .take(NAMED_PATHS)
+            .map(|(path, count)| format!("{} ({count})", escaped(path).replace(['\n', '\t'], " ")))
+            .collect();
+        (all > 0).then(|| {
+            format!(
+                "{all} requests came to other paths than /v1/chat/completions and /v1/completions and were not recorded, \
+                 e.g. {}: a copy keeps the path of its request (nginx: proxy_pass with $request_uri)",
+                named.join(", ")
+            )
+        })
     }
 
     pub(super) fn arrived(&self) -> u64 {

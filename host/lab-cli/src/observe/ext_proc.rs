@@ -155,7 +155,11 @@ impl Exchange {
         }
         let Head { method, path, headers, .. } = Head::of(head.headers);
         let path = path.split('?').next().unwrap_or_default();
-        let endpoint = Endpoint::of(path).filter(|_| method == Method::POST.as_str());
+        let is_post = method == Method::POST.as_str();
+        let endpoint = Endpoint::of(path).filter(|_| is_post);
+        if endpoint.is_none() && is_post {
+            self.intake.counts.pass_by(path);
+        }
         let Some(endpoint) = endpoint.filter(|_| !head.end_of_stream) else {
             self.phase = Phase::Over;
             return;

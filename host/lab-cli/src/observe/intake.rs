@@ -96,6 +96,9 @@ impl Intake {
     /// Takes a copy.
     pub(super) async fn take(&self, request: Request<Incoming>) {
         let endpoint = Endpoint::of(request.uri().path()).filter(|_| request.method() == Method::POST);
+        if endpoint.is_none() && request.method() == Method::POST {
+            self.counts.pass_by(request.uri().path());
+        }
         let arrived = endpoint.map(|endpoint| {
             let head = self.measure.head(self.start.elapsed(), endpoint, request.headers());
             (self.counts.arrive(), head)

@@ -227,9 +227,10 @@ fn guess_warning(seen: &Observation<'_>, forecast: &Forecast) -> Option<Block> {
     (measured.hit_rate > own.hit_rate + NOTABLE_HITS).then(|| {
         Block::Warning(format!(
             "your router's measured hit rate is {:.3} and its simulated one {:.3}: some engines are guessed wrongly, \
-             and what policies gain by better hits is overstated. Give the engines' KV events (--kv-events), and \
-             --tokenizer for prompts of text",
-            measured.hit_rate, own.hit_rate
+             and what policies gain by better hits is overstated. {}",
+            measured.hit_rate,
+            own.hit_rate,
+            certainty::to_know_engines(seen)
         ))
     })
 }

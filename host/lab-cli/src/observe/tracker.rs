@@ -6,7 +6,10 @@
 use std::{
     cmp::Reverse,
     collections::HashMap,
-    sync::{Arc, atomic::Ordering::Relaxed},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
 };
 
 use parking_lot::Mutex;
@@ -56,12 +59,26 @@ pub(super) struct Followed {
     pub(super) left_out: u64,
     /// Messages that were malformed or too long.
     pub(super) bad_messages: u64,
+    /// Whether the engines have addresses of KV events.
+    pub(super) has_feeds: bool,
+    /// Engines whose KV events could never be connected to.
+    pub(super) unconnected: Vec<u32>,
+    /// Engines that were connected to and sent no KV event.
+    pub(super) silent: Vec<u32>,
+}
+
+/// What is known of the feed of an engine.
+#[derive(Default)]
+struct Feed {
+    was_connected: AtomicBool,
+    has_told: AtomicBool,
 }
 
 /// Follows the KV events of engines.
 pub(super) struct Tracker {
     index: PrefixIndex,
     engines: u64,
+    feeds: Vec<Feed>,
     state: Mutex<State>,
     /// Counters of all feeds.
     counters: Arc<FeedCounters>,
@@ -73,8 +90,17 @@ struct EngineSink {
     engine: WorkerId,
 }
 
+impl EngineSink {
+    /// Notes something of this engine's feed.
+    fn note(&self, of: impl Fn(&Feed) -> &AtomicBool) {
+        let feed = usize::try_from(self.engine.0).ok().and_then(|engine| self.tracker.feeds.get(engine));
+        feed.into_iter().for_each(|feed| of(feed).store(true, Relaxed));
+    }
+}
+
 impl Sink for EngineSink {
     fn apply(&self, batch: Batch) {
+        self.note(|feed| &feed.has_told);
         // The index has no queue that could be full.
         let _ = self.tracker.index.events(self.engine, DpRank::default(), batch);
     }
@@ -84,6 +110,9 @@ impl Sink for EngineSink {
     }
 
     fn live(&self, live: bool) {
+        if live {
+            self.note(|feed| &feed.was_connected);
+        }
         self.tracker.index.set_live(self.engine, DpRank::default(), live);
     }
 }
@@ -96,7 +125,8 @@ impl Tracker {
             ..IndexConfig::default()
         };
         let index = PrefixIndex::synchronous(config);
-        Self { index, engines: engines as u64, state: Mutex::default(), counters: Arc::default() }
+        let feeds = (0..engines).map(|_| Feed::default()).collect();
+        Self { index, engines: engines as u64, feeds, state: Mutex::default(), counters: Arc::default() }
     }
 
     /// Follows the events of each engine, and looks for engines, until `stop`.
@@ -189,7 +219,19 @@ impl Tracker {
         self.look(Instant::now() + PATIENCE);
         let FeedCounters { decode_errors, violations, .. } = &*self.counters;
         let bad_messages = decode_errors.load(Relaxed) + violations.load(Relaxed);
-        Followed { bad_messages, ..std::mem::take(&mut self.state.lock().followed) }
+        let silent =
+            self.engines_with(|feed| feed.was_connected.load(Relaxed) && !feed.has_told.load(Relaxed));
+        let found = std::mem::take(&mut self.state.lock().followed);
+        Followed { bad_messages, has_feeds: true, unconnected: self.unconnected(), silent, ..found }
+    }
+
+    /// Returns the engines whose KV events could not be connected to so far.
+    pub(super) fn unconnected(&self) -> Vec<u32> {
+        self.engines_with(|feed| !feed.was_connected.load(Relaxed))
+    }
+
+    fn engines_with(&self, is_so: impl Fn(&Feed) -> bool) -> Vec<u32> {
+        (0_u32..).zip(&self.feeds).filter(|(_, feed)| is_so(feed)).map(|(engine, _)| engine).collect()
     }
 }
 
@@ -295,7 +337,13 @@ mod tests {
         store(&tracker, 0, &prompt(0));
         assert_eq!(
             tracker.finish(),
-            Followed { engines: HashMap::from([(5, 0)]), left_out: 3, bad_messages: 0 }
+            Followed {
+                engines: HashMap::from([(5, 0)]),
+                left_out: 3,
+                bad_messages: 0,
+                has_feeds: true,
+                ..Followed::default()
+            }
         );
     }
 }

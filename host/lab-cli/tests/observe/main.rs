@@ -33,6 +33,7 @@ use tonic::transport::Endpoint;
 
 use self::scene::{LAB, Scene, SmallDisk, client, metrics_server};
 
+mod copies;
 mod scene;
 
 /// Stands in every prompt, and must be nowhere on disk.

@@ -23,9 +23,19 @@ pub(super) fn cannot_tell(seen: &Observation<'_>) -> Option<Block> {
     (guessed > MOST_GUESSED).then(|| {
         Block::Warning(format!(
             "this cannot tell whether a policy is faster than your router: the engines of {guessed:.1} % of the requests \
-             are guessed. Give the engines' KV events (--kv-events), and --tokenizer for prompts of text"
+             are guessed. {}",
+            to_know_engines(seen)
         ))
     })
+}
+
+/// Says what to give so that more engines are known.
+pub(super) fn to_know_engines(seen: &Observation<'_>) -> &'static str {
+    if seen.followed.has_feeds {
+        "See below what KV events came; prompts of text need --tokenizer"
+    } else {
+        "Give the engines' KV events (--kv-events), and --tokenizer for prompts of text"
+    }
 }
 
 /// Adds what is known and what is not.
@@ -52,6 +62,7 @@ fn seen_and_missed(blocks: &mut Vec<Block>, seen: &Observation<'_>) {
     }
     blocks.push(Block::Sentence(format!("{told}. The engines began {answers:.0} answers in that time.")));
     blocks.extend(seen.incomplete.clone().map(Block::Warning));
+    blocks.extend(seen.counts.elsewhere().map(if arrived == 0 { Block::Warning } else { other_paths }));
     if answers > 0.0 && kept < FEW_SEEN * answers {
         // The settings of limits are flags.
         let has_limit = missed.iter().any(|(why, _)| why.contains("--"));
@@ -97,6 +108,11 @@ fn seen_and_missed(blocks: &mut Vec<Block>, seen: &Observation<'_>) {
     }
 }
 
+/// Tells of requests to other paths, which may be those of other endpoints.
+fn other_paths(told: String) -> Block {
+    Block::Sentence(format!("{told}."))
+}
+
 /// Returns the number of answers that requests ask for.
 fn sequences(written: &[Written]) -> f64 {
     written.iter().map(|request| f64::from(request.sequences)).sum()
@@ -118,6 +134,18 @@ fn known_engines(blocks: &mut Vec<Block>, seen: &Observation<'_>) {
              router, because metrics do not tell which rank served. An address of --kv-events has the events of one rank",
             log.url,
             log.ranks()
+        )));
+    }
+    let url = |engine: &u32| seen.logs.get(*engine as usize).map(|log| log.url.as_str());
+    for url in seen.followed.unconnected.iter().filter_map(url) {
+        blocks.push(Block::Warning(format!(
+            "{url}: its KV events could not be read: check its address in --kv-events"
+        )));
+    }
+    for url in seen.followed.silent.iter().filter_map(url) {
+        blocks.push(Block::Warning(format!(
+            "{url}: no KV event came, so that none tells which requests it served: check that it publishes them at its \
+             address in --kv-events"
         )));
     }
     if seen.followed.left_out > 0 {
