@@ -11,6 +11,7 @@ use crate::{
     fleet::Fleet,
     jobs::run_jobs,
     monitor::Monitor,
+    outcome::Ended,
     prepared::{Prepared, prepare},
     run::{RunError, RunOptions, RunResult, run_prepared},
     trace::{Trace, endless_cache_hit_rate},
@@ -108,8 +109,8 @@ pub struct Comparison {
     pub jitter_ms: f64,
     /// Limits for goodput.
     pub slo: Slo,
-    /// Share of the prompt tokens that one unlimited cache for all engines would hold, 0 to 1: an upper bound
-    /// of every arm's hit rate.
+    /// Share of the prompt tokens that one unlimited cache for all engines would hold, 0 to 1, without requests
+    /// that fit into no engine: an upper bound of the hit rate of an arm that completes all others.
     pub endless_cache_hit_rate: f64,
     /// Two bounds of the mean time to first token.
     pub possible: Possible,
@@ -159,6 +160,8 @@ struct Seed {
     /// Comparisons of pairs of arms, in the order of [`pairs_of`].
     pairs: Vec<PairSeed>,
     bounds: SeedBounds,
+    /// For each request, whether it fits into no engine, whatever an arm does.
+    too_large: Vec<bool>,
 }
 
 /// Positions of all pairs of arms.
@@ -205,7 +208,10 @@ pub fn compare(plan: &Plan<'_>, monitor: &Monitor) -> Result<Comparison, RunErro
     let arms: Vec<ArmReport> = arms.collect();
     let RunOptions { speed, fixed_schedule, jitter, .. } = plan.options;
     let arrivals = plan.trace.arrivals(fixed_schedule);
+    // Arms have no hit rate of requests that fit into no engine.
+    let mut too_large = seeds.first().into_iter().flat_map(|seed| seed.too_large.iter().copied());
     let prompts = plan.trace.requests.iter().zip(&prepared);
+    let prompts = prompts.filter(|_| !too_large.next().unwrap_or_default());
     let prompts = prompts.map(|(request, prepared)| (request.input_tokens, prepared.chain.iter().copied()));
     let mut comparison = Comparison {
         trace: plan.trace.name.clone(),
@@ -278,8 +284,13 @@ impl Seed {
             arms: results.iter().map(arm).collect(),
             pairs: pairs_of(results.len()).filter_map(pair).collect(),
             bounds: SeedBounds::of(results, plan, prepared),
+            too_large: results.first().map_or_else(Vec::new, too_large),
         }
     }
+}
+
+fn too_large(result: &RunResult) -> Vec<bool> {
+    result.outcomes.iter().map(|outcome| outcome.ended == Ended::TooLarge).collect()
 }
 
 #[cfg(test)]

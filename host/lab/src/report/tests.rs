@@ -370,3 +370,25 @@ fn engines_that_serve_no_request_are_told_and_a_table_without_rows_has_no_header
     assert!(idle(&two).is_empty(), "{:?}", two.warnings);
     assert!(shown(two).contains("share, %"));
 }
+
+#[test]
+fn the_unlimited_cache_is_that_of_the_requests_that_fit_into_an_engine() {
+    let request = |at: u64, input_tokens: u32, blocks: &[u64]| TraceRequest {
+        at: Duration::from_secs(at),
+        input_tokens,
+        output_tokens: 2,
+        blocks: blocks.iter().copied().collect(),
+        ..TraceRequest::default()
+    };
+    let small = (0..10).map(|number| request(2 * number, 200, &[1, 2, 3]));
+    let large = (0..10).map(|number| request(2 * number + 1, 64 * 20, &[1, 2, 3]));
+    let mut trace = Trace { block_tokens: 64, requests: small.chain(large).collect(), ..Trace::default() };
+    trace.sort();
+    let mut fleet = engines(&[(Role::Aggregated, 1)]);
+    fleet.engines[0].blocks = 16;
+    let report = compared_on(&trace, &fleet, RunOptions::default());
+    // O8.2: nine of ten find three blocks of 64 tokens.
+    let ceiling = 9.0 * 192.0 / 2_000.0;
+    assert!((report.endless_cache_hit_rate - ceiling).abs() < 1e-9, "{}", report.endless_cache_hit_rate);
+    assert!((report.arms[0].figures.hit_rate.mean - ceiling).abs() < 1e-9);
+}
