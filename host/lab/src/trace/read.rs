@@ -25,6 +25,8 @@ const UNCLEAR_TURNS: &str = "most later turns of the trace's sessions are shorte
 const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 /// Rate above which times are probably seconds that were read as milliseconds, requests a second.
 const IMPLAUSIBLE_RATE: f64 = 100.0;
+/// Rate below which they are probably microseconds, requests a second.
+const IMPLAUSIBLY_LOW_RATE: f64 = 0.001;
 
 /// Numbers of requests with unusual answers.
 #[derive(Default)]
@@ -191,7 +193,8 @@ impl Parser<'_> {
         if last > MAX_S {
             return Err(TraceError::Span { file, days: last / 86_400.0, unit: format.unit() });
         }
-        if format == TraceFormat::Mooncake {
+        // Sessions that all start together have no rate.
+        if format.unit() == TraceFormat::Mooncake.unit() {
             trace.notes.extend(implausible_rate(count, last));
         }
         Ok(trace)
@@ -211,13 +214,21 @@ fn not_json_lines(text: &str) -> Option<String> {
     ))
 }
 
-/// Warns when so many requests arrive in a second that the times are probably seconds.
+/// Warns when so many or so few requests without a pause before them arrive in a second that the times are
+/// probably in another unit.
 fn implausible_rate(count: usize, seconds: f64) -> Option<String> {
     let rate = rate(count.saturating_sub(1), seconds);
-    (count > 9 && rate > IMPLAUSIBLE_RATE).then(|| {
+    let (rate, unit) = if rate > IMPLAUSIBLE_RATE {
+        (format!("{rate:.0}"), "seconds, multiply them by 1000")
+    } else if seconds > 0.0 && rate < IMPLAUSIBLY_LOW_RATE {
+        (format!("{rate:.5}"), "microseconds, divide them by 1000")
+    } else {
+        return None;
+    };
+    (count > 9).then(|| {
         format!(
-            "{rate:.0} requests of the trace arrive in a second: `timestamp` is in milliseconds in this format; if the \
-             file has seconds, multiply them by 1000"
+            "{rate} requests of the trace arrive in a second: `timestamp` is in milliseconds in this format; if the file has \
+             {unit}"
         )
     })
 }

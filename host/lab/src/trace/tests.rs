@@ -268,6 +268,22 @@ fn seconds_in_place_of_milliseconds_are_suspected_by_the_rate() {
     };
     assert!(notes(1)[0].starts_with("1000 requests of the trace arrive in a second: "), "{:?}", notes(1));
     assert!(notes(1_000).is_empty() && notes(0).is_empty());
+    // O10.4
+    let low = notes(5_000_000);
+    assert!(low[0].starts_with("0.00020 requests of the trace arrive in a second: "), "{low:?}");
+    assert!(low[0].ends_with("if the file has microseconds, divide them by 1000"), "{low:?}");
+    let sessions = |step: f64| {
+        let line = |number: u32| {
+            let at = step * f64::from(number);
+            let turn =
+                format!(r#"{{"session_id":{number},"group_id":1,"input_length":600,"output_length":5"#);
+            format!("{turn},\"timestamp\":{at}}}\n{turn},\"delay\":5000}}\n")
+        };
+        parse(&(0..20).map(line).collect::<String>(), false).unwrap().notes
+    };
+    // O10.4: starts of sessions in seconds. AIPerf's sessions all start at 0.
+    assert!(sessions(0.5)[0].starts_with("2000 requests of the trace arrive in a second: "));
+    assert!(sessions(500.0).is_empty() && sessions(0.0).is_empty());
 }
 
 #[test]
