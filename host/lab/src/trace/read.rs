@@ -17,6 +17,15 @@ const UNKNOWN_FORMAT: &str =
 /// Added to the problem of a first line of JSON whose format was guessed.
 const READ_AS_MOONCAKE: &str = "; it was read as Mooncake's JSON lines, which need `timestamp`, `input_length` and \
                                 `output_length`; name another format with --format";
+/// Keys of JSON lines that have texts in place of lengths: those of AIPerf, LMCache, ShareGPT, datasets of
+/// `vllm bench` and OpenAI's batches.
+const TEXT_KEYS: [&str; 9] =
+    ["text_input", "text", "texts", "turns", "messages", "conversations", "prompt", "input", "body"];
+/// Columns of lengths in CSV files that need another header: Splitwise's and Vidur's.
+const OTHER_COLUMNS: [[&str; 3]; 2] = [
+    ["arrival_timestamp", "prompt_size", "token_size"],
+    ["arrived_at", "num_prefill_tokens", "num_decode_tokens"],
+];
 /// Note about sessions whose lines may have whole prompts or additions.
 const UNCLEAR_TURNS: &str = "most later turns of the trace's sessions are shorter than a prompt before them, and do not \
                              begin like it; they were read as whole prompts: if a line has only what its turn adds, give \
@@ -133,12 +142,14 @@ impl Parser<'_> {
             None => {
                 let guessed = || text.as_ref().ok().and_then(|text| TraceFormat::of(text));
                 let Some(format) = self.format.or_else(guessed) else {
-                    return unusable(text.err().unwrap_or_else(|| UNKNOWN_FORMAT.to_owned()));
+                    let problem = || text.as_ref().map_or_else(String::clone, |text| unknown_format(text));
+                    return unusable(problem());
                 };
                 self.trace.block_tokens = self.block_tokens.unwrap_or_else(|| format.block_tokens());
                 self.reader.insert((format, format.reader()))
             }
         };
+        let content = text.as_ref().ok().copied();
         match text.and_then(|text| reader.line(text, self.trace.block_tokens)) {
             Ok(None) => {}
             Ok(Some(request)) if request.output_tokens == 0 && *format == TraceFormat::BurstGpt => {
@@ -155,6 +166,7 @@ impl Parser<'_> {
                 let is_guessed = is_first && self.format.is_none() && *format == TraceFormat::Mooncake;
                 if is_guessed && problem.starts_with("missing field") {
                     problem.push_str(READ_AS_MOONCAKE);
+                    problem.extend(content.and_then(what_lines_have));
                 }
                 if !self.skip_bad {
                     return Err(TraceError::Line { file: self.file.to_owned(), line, problem });
@@ -199,6 +211,38 @@ impl Parser<'_> {
         }
         Ok(trace)
     }
+}
+
+/// Returns the problem of a first line that is of no known format, and how to read the file if it has all that
+/// is needed.
+fn unknown_format(first: &str) -> String {
+    let has = |names: &&[&str; 3]| names.iter().all(|name| first.contains(name));
+    OTHER_COLUMNS.iter().find(has).map_or_else(
+        || UNKNOWN_FORMAT.to_owned(),
+        |[at, input, output]| {
+            format!(
+                "no known format: its columns are read as BurstGPT's, with times in seconds, after `sed \
+                 '1s/{at}/Timestamp/;1s/{input}/Request tokens/;1s/{output}/Response tokens/'`"
+            )
+        },
+    )
+}
+
+/// Says what lines of JSON without lengths have, and what to do.
+fn what_lines_have(line: &str) -> Option<String> {
+    let fields: serde_json::Map<String, serde_json::Value> = serde_json::from_str(line).ok()?;
+    if fields.contains_key("input_lens") {
+        return Some(
+            ". This is a result of `vllm bench serve`, with all requests in one line: write a line for each, with a time of \
+             arrival and its elements of `input_lens` and `output_lens`. It does not say which prompts begin alike"
+                .to_owned(),
+        );
+    }
+    let key = TEXT_KEYS.iter().find(|key| fields.contains_key(**key))?;
+    Some(format!(
+        ". Its lines have texts (`{key}`) and no lengths: count their tokens with the model's tokenizer, and write a \
+         number for each block of a prompt into `hash_ids`"
+    ))
 }
 
 /// Returns the problem of a first line that begins JSON of another form than one object a line.

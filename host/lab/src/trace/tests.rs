@@ -304,8 +304,41 @@ fn an_unknown_line_of_json_says_what_it_was_read_as() {
         error.contains("it was read as Mooncake's JSON lines, which need `timestamp`, `input_length`"),
         "{error}"
     );
+    // O10.5
+    for (line, key) in [
+        (r#"{"session_id": "s", "timestamp": 1.0, "model": "m", "input": [], "output_length": 9}"#, "input"),
+        (r#"{"timestamp": 0, "text_input": "hi", "output_length": 5}"#, "text_input"),
+        (r#"{"session_id": "a", "turns": [{"text": "x"}]}"#, "turns"),
+        (r#"{"prompt": "What is the capital?"}"#, "prompt"),
+        (r#"{"custom_id": "request-1", "method": "POST", "url": "/v1/x", "body": {}}"#, "body"),
+    ] {
+        let error = parse(line, false).unwrap_err().to_string();
+        let texts = format!(". Its lines have texts (`{key}`) and no lengths: count their tokens");
+        assert!(error.contains(&texts), "{error}");
+    }
+    // O10.5
+    let bench = parse(r#"{"date": "x", "input_lens": [1], "output_lens": [1]}"#, false).unwrap_err();
+    assert!(bench.to_string().contains("This is a result of `vllm bench serve`"), "{bench}");
     let later = parse(&format!("{LINE}\n{{\"text\": \"hi\"}}\n"), false).unwrap_err().to_string();
     assert!(!later.contains("was read as"), "{later}");
+}
+
+#[test]
+fn a_table_with_other_columns_is_read_after_the_change_that_the_error_names() {
+    let splitwise = "request_id,request_type,application_id,arrival_timestamp,batch_size,prompt_size,token_size\n\
+                     0,2,0,0.0,1,374,44\n1,2,0,0.5,1,396,109\n";
+    let vidur = "arrived_at,num_prefill_tokens,num_decode_tokens\n0.0,374,44\n0.5,396,109\n";
+    for text in [splitwise, vidur] {
+        let error = parse(text, false).unwrap_err().to_string();
+        let (_, script) = error.split_once("after `sed '").unwrap();
+        let mut changed = text.to_owned();
+        for change in script.strip_suffix("'`").unwrap().split(';') {
+            let parts: Vec<&str> = change.split('/').collect();
+            changed = changed.replacen(parts[1], parts[2], 1);
+        }
+        // O10.5
+        assert_eq!(requests(&parse(&changed, false).unwrap()), [(0, 374, 44), (500, 396, 109)]);
+    }
 }
 
 #[test]
