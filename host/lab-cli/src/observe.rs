@@ -66,8 +66,6 @@ const LEAST_REQUESTS: usize = 20;
 const MIB: usize = 1024 * 1024;
 /// Time without a copy after which the observer warns.
 const FIRST_COPY_TIMEOUT: Duration = Duration::from_secs(30);
-/// Time after which the observer names addresses of KV events that it is not connected to.
-const FIRST_EVENTS_TIMEOUT: Duration = Duration::from_secs(3);
 /// Exit code after a signal during the simulation.
 const INTERRUPTED: i32 = 130;
 
@@ -259,7 +257,7 @@ impl ObserveArgs {
         tasks.spawn(listener::run(intake, listener, tasks.clone(), stop.clone()));
         tasks.spawn(stop.clone().run_until_cancelled_owned(tell_of_no_copy(Arc::clone(&counts), address)));
         if let Some(tracker) = tracker.clone() {
-            let told = tell_of_no_events(tracker, self.kv_events.clone());
+            let told = tracker::tell_of_no_events(tracker, self.kv_events.clone());
             tasks.spawn(stop.clone().run_until_cancelled_owned(told));
         }
         time_or_signal(self.time).await?;
@@ -387,17 +385,6 @@ async fn in_order(following: Following) -> anyhow::Result<Vec<EngineLog>> {
     let mut logs = following.join_all().await;
     logs.sort_by_key(|(place, _)| *place);
     logs.into_iter().map(|(_, log)| log).collect()
-}
-
-/// Names after a while each address of KV events that could not be connected to.
-async fn tell_of_no_events(tracker: Arc<Tracker>, addresses: Vec<String>) {
-    tokio::time::sleep(FIRST_EVENTS_TIMEOUT).await;
-    for address in tracker.unconnected().iter().filter_map(|engine| addresses.get(*engine as usize)) {
-        let _ = print(&format!(
-            "warning: {address}: no KV events can be read: is this the address to which the engine publishes them \
-             (vLLM and SGLang: --kv-events-config)?\n"
-        ));
-    }
 }
 
 /// Says after a while that no copy came.

@@ -109,8 +109,8 @@ pub struct Comparison {
     pub jitter_ms: f64,
     /// Limits for goodput.
     pub slo: Slo,
-    /// Share of the prompt tokens that one unlimited cache for all engines would hold, 0 to 1, without requests
-    /// that fit into no engine: an upper bound of the hit rate of an arm that completes all others.
+    /// Share of the prompt tokens that one unlimited cache for all engines would hold, 0 to 1, without
+    /// requests that fit into no engine: an upper bound of the hit rate of an arm that completes all others.
     pub endless_cache_hit_rate: f64,
     /// Two bounds of the mean time to first token.
     pub possible: Possible,

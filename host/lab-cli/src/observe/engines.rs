@@ -198,8 +198,8 @@ async fn read(http: &Client, url: &str) -> Result<String, ReadError> {
     if text.contains("vllm:") || text.contains("sglang:") { Ok(text) } else { Err(ReadError::OfNoEngine) }
 }
 
-/// Gives metrics the names that vLLM and SGLang write: Ray puts `ray_` in front of them, and an underscore may
-/// stand for the colon.
+/// Gives metrics the names that vLLM and SGLang write. Ray puts `ray_` in front of them, and an underscore
+/// may stand for the colon.
 fn with_own_names(text: String) -> String {
     if !["ray_", "vllm_", "sglang_"].iter().any(|other| text.contains(other)) {
         return text;

@@ -13,6 +13,7 @@ use std::{
 };
 
 use parking_lot::Mutex;
+use pointsman_cli::print;
 use pointsman_workers::events::{FeedConfig, FeedCounters, Sink, run};
 use prefix_index::{BlockHash, DpRank, IndexConfig, Overlaps, PrefixIndex, WorkerId, events::Batch};
 use tokio::time::{Duration, Instant, interval};
@@ -28,6 +29,8 @@ const MAX_PENDING_HASHES: usize = 4 * 1024 * 1024;
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How often the requests are looked up.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
+/// Time after which the observer names addresses of KV events that it is not connected to.
+const FIRST_EVENTS_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// A request whose engine is not found yet.
 struct Pending {
@@ -232,6 +235,17 @@ impl Tracker {
 
     fn engines_with(&self, is_so: impl Fn(&Feed) -> bool) -> Vec<u32> {
         (0_u32..).zip(&self.feeds).filter(|(_, feed)| is_so(feed)).map(|(engine, _)| engine).collect()
+    }
+}
+
+/// Names after a while each address of KV events that could not be connected to.
+pub(super) async fn tell_of_no_events(tracker: Arc<Tracker>, addresses: Vec<String>) {
+    tokio::time::sleep(FIRST_EVENTS_TIMEOUT).await;
+    for address in tracker.unconnected().iter().filter_map(|engine| addresses.get(*engine as usize)) {
+        let _ = print(&format!(
+            "warning: {address}: no KV events can be read: is this the address to which the engine publishes them \
+             (vLLM and SGLang: --kv-events-config)?\n"
+        ));
     }
 }
 

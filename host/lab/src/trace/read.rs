@@ -213,8 +213,8 @@ impl Parser<'_> {
     }
 }
 
-/// Returns the problem of a first line that is of no known format, and how to read the file if it has all that
-/// is needed.
+/// Returns the problem of a first line that is of no known format, and how to read the file if it has all
+/// that is needed.
 fn unknown_format(first: &str) -> String {
     let has = |names: &&[&str; 3]| names.iter().all(|name| first.contains(name));
     OTHER_COLUMNS.iter().find(has).map_or_else(
