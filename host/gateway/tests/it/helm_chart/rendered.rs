@@ -346,6 +346,19 @@ fn n6_a_pod_of_the_chart_gets_longer_to_end_than_its_drain_takes() {
     assert_eq!(pod["metadata"]["annotations"]["checksum/config"].as_str().unwrap().len(), 64);
 }
 
+/// Kubernetes before 1.33 refuses a sleep of 0 s.
+#[test]
+fn n6_a_pod_without_time_before_its_drain_has_no_hook() {
+    let Some(helm) = Helm::installed() else { return };
+    let hook = |values: &[&str]| {
+        let chart = objects(&helm.template(values).unwrap());
+        chart["Deployment/pointsman"]["spec"]["template"]["spec"]["containers"][0]["lifecycle"].clone()
+    };
+    // N6.13
+    assert_eq!(hook(&["preStopSeconds=0"]), Value::Null);
+    assert_eq!(hook(&[])["preStop"]["sleep"]["seconds"], 5);
+}
+
 #[test]
 fn n6_two_releases_in_one_namespace_have_different_names_and_selectors() {
     let Some(helm) = Helm::installed() else { return };
