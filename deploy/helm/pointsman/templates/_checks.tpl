@@ -6,6 +6,23 @@
 {{- include "pointsman.checks.monitoring" . -}}
 {{- include "pointsman.checks.picker" . -}}
 {{- include "pointsman.checks.egress" . -}}
+{{- include "pointsman.checks.metadata" . -}}
+{{- end -}}
+
+{{/* A key that the chart sets, too, would be there twice. */}}
+{{- define "pointsman.checks.metadata" -}}
+{{- $annotations := ternary (dict "checksum/config" "") dict .Values.restartOnConfigChange -}}
+{{- $all := dict
+  "podLabels" (list .Values.podLabels (include "pointsman.selectorLabels" . | fromYaml))
+  "podAnnotations" (list .Values.podAnnotations $annotations)
+  "monitoring.labels" (list .Values.monitoring.labels (include "pointsman.labels" . | fromYaml)) -}}
+{{- range $name, $both := $all -}}
+{{- range $key, $_ := first $both | default dict -}}
+{{- if hasKey (last $both) $key -}}
+{{- fail (printf "%s has %q, which the chart sets: remove it" $name $key) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 
 {{/* The configuration is a ConfigMap, which more people may read than Secrets. */}}

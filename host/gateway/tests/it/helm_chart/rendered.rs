@@ -156,6 +156,15 @@ fn n6_values_that_are_unknown_or_cannot_work_are_refused_with_a_sentence() {
             &["--set-json=engines.discovery.defaults.labels={}"],
             "got object, want boolean or number or string",
         ),
+        (
+            &[r"podLabels.app\.kubernetes\.io/name=x"],
+            "podLabels has \"app.kubernetes.io/name\", which the chart sets: remove it",
+        ),
+        (
+            &["podAnnotations.checksum/config=x", "restartOnConfigChange=true"],
+            "podAnnotations has \"checksum/c",
+        ),
+        (&[r"monitoring.labels.helm\.sh/chart=x"], "monitoring.labels has \"helm.sh/chart\""),
         (&["autoscaling.enabled=true"], "targetInflightRequests needs monitoring.enabled"),
         (&["autoscaling.enabled=true", "autoscaling.minReplicas=11"], "minReplicas 11 is above"),
     ];
@@ -227,7 +236,9 @@ fn n6_secrets_in_the_configuration_are_refused_with_a_sentence() {
 fn n6_the_same_keys_are_welcome_where_they_fit() {
     let Some(helm) = Helm::installed() else { return };
     let picker = ["endpointPicker.enabled=true", CUSTOM_RESOURCES[1]];
-    let fits: [&[&str]; 4] = [
+    let fits: [&[&str]; 6] = [
+        &["podAnnotations.checksum/config=x"],
+        &[r"podLabels.helm\.sh/chart=x"],
         &["config.server.admin_token.env=TOKEN"],
         &["config.replicas.name=a", "replicaCount=1"],
         &["config.policies.slots.prefill.shared_state=true", "config.replicas.servers={nats://nats:4222}"],
