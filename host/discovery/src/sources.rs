@@ -1,5 +1,6 @@
 //! The places that workers are read from.
 
+mod blocking;
 pub(crate) mod dns;
 #[cfg(feature = "etcd")]
 pub(crate) mod etcd;

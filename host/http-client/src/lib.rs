@@ -163,6 +163,10 @@ impl fmt::Debug for Pem {
 }
 
 fn read(file: &Path) -> io::Result<Vec<u8>> {
+    // Opening a pipe that has no writer blocks.
+    if !std::fs::metadata(file)?.is_file() {
+        return Err(io::Error::other("it is not a regular file"));
+    }
     let mut bytes = Vec::new();
     File::open(file)?.take(MAX_PEM + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > MAX_PEM {

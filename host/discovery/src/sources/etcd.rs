@@ -21,7 +21,8 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::{
-    http::{self, Failure, Lines, Pauses, TlsFiles},
+    blocking::FileReader,
+    http::{self, Clients, Failure, Lines, MAX_TOKEN, Pauses, TlsFiles},
     table::{Invalid, Table},
 };
 use crate::{
@@ -64,6 +65,8 @@ pub struct EtcdSourceConfig {
 #[derive(Debug)]
 pub struct EtcdSource {
     config: EtcdSourceConfig,
+    password: Option<FileReader>,
+    clients: Clients,
     table: Table,
     /// Whether the last watch failed. What is read then is reported when a watch stands.
     watch_failed: bool,
@@ -135,7 +138,9 @@ impl EtcdSource {
     /// Creates the source; nothing is read yet.
     #[must_use]
     pub fn new(config: EtcdSourceConfig) -> Self {
-        Self { config, table: Table::default(), watch_failed: false, seen: None, lost: false }
+        let password = config.user.clone().map(|(_, file)| FileReader::new(file, MAX_TOKEN));
+        let (clients, table) = (Clients::default(), Table::default());
+        Self { config, password, clients, table, watch_failed: false, seen: None, lost: false }
     }
 
     /// Reads everything from one member and follows its changes until they end.
@@ -255,9 +260,10 @@ impl EtcdSource {
 
     /// Returns a token of the configured user.
     async fn token(&self, client: &Client, endpoint: &str) -> Result<Option<String>, Failure> {
-        let Some((name, file)) = &self.config.user else { return Ok(None) };
-        let password = tokio::fs::read_to_string(file).await;
-        let password = password.map_err(|error| format!("reading {}: {error}", file.display()))?;
+        let Some(((name, _), file)) = self.config.user.as_ref().zip(self.password.as_ref()) else {
+            return Ok(None);
+        };
+        let password = file.read_text(self.config.timeout).await?;
         let member = Member { client, endpoint, token: None, timeout: self.config.timeout };
         let body = json!({ "name": name, "password": password.trim_end() });
         let answer: Value = member.call("/v3/auth/authenticate", &body).await?;
@@ -310,9 +316,9 @@ impl Source for EtcdSource {
         let Some(mut endpoint) = endpoints.next() else { return };
         loop {
             // Certificates are renewed while the gateway runs: their files are read again for each reading.
-            let followed = match http::client(&self.config.tls, &url) {
+            let followed = match self.clients.make(&self.config.tls, &url, self.config.timeout).await {
                 Ok(client) => self.follow(&client, &endpoint, &reporter, &mut pauses).await,
-                Err(problem) => Err(problem.to_string().into()),
+                Err(problem) => Err(problem.into()),
             };
             match followed {
                 // A member that ends each watch at once must not keep both busy.

@@ -7,6 +7,8 @@ use pointsman_http_client::{Pem, Roots, Setup, SetupError, whole, with_causes};
 use reqwest::{Client, RequestBuilder, Response, StatusCode, header::RETRY_AFTER};
 use tokio::time::Instant;
 
+use super::blocking::BlockingCall;
+
 /// First pause after a failure.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 /// Longest pause after failures.
@@ -15,6 +17,8 @@ const MAX_PAUSE: Duration = Duration::from_secs(5);
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(60);
 /// A watch that lasted this long stood.
 const STEADY: Duration = Duration::from_secs(5);
+/// Largest file with a token or a password, bytes.
+pub(super) const MAX_TOKEN: u64 = 64 * 1024;
 /// Longest part of an error's body in a message, bytes.
 const MAX_SHOWN: usize = 300;
 
@@ -72,10 +76,24 @@ impl From<String> for Failure {
     }
 }
 
-/// Creates a client for `url`.
-///
-/// # Errors
-/// A file cannot be read or is not PEM.
+/// Creates clients.
+#[derive(Debug, Default)]
+pub(super) struct Clients(BlockingCall<Result<Client, SetupError>>);
+
+impl Clients {
+    /// Creates a client for `url`, with the certificates that the files have now.
+    ///
+    /// # Errors
+    /// A file cannot be read within `limit`, or is not PEM.
+    pub(super) async fn make(&self, tls: &TlsFiles, url: &str, limit: Duration) -> Result<Client, String> {
+        let (tls, url) = (tls.clone(), url.to_owned());
+        let client = self.0.run(limit, move || client(&tls, &url)).await;
+        client
+            .map_err(|problem| format!("reading certificates: {problem}"))?
+            .map_err(|error| error.to_string())
+    }
+}
+
 pub(super) fn client(tls: &TlsFiles, url: &str) -> Result<Client, SetupError> {
     let read = |path: &PathBuf| Pem::read(path.display().to_string(), path);
     let roots = match &tls.ca {

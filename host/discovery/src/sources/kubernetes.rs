@@ -15,7 +15,8 @@ use serde_json::value::RawValue;
 use tokio::time::Instant;
 
 use super::{
-    http::{self, Failure, Lines, Pauses, TlsFiles},
+    blocking::FileReader,
+    http::{self, Clients, Failure, Lines, MAX_TOKEN, Pauses, TlsFiles},
     scheme::Scheme,
     table::{Invalid, Table},
 };
@@ -128,6 +129,8 @@ pub struct KubernetesSourceConfig {
 #[derive(Debug)]
 pub struct KubernetesSource {
     config: KubernetesSourceConfig,
+    token: Option<FileReader>,
+    clients: Clients,
     table: Table,
     /// Whether the last watch failed. What is listed then is reported when a watch stands.
     watch_failed: bool,
@@ -170,7 +173,8 @@ impl KubernetesSource {
     /// Creates the source; nothing is read yet.
     #[must_use]
     pub fn new(config: KubernetesSourceConfig) -> Self {
-        Self { config, table: Table::default(), watch_failed: false }
+        let token = config.token_file.clone().map(|file| FileReader::new(file, MAX_TOKEN));
+        Self { config, token, clients: Clients::default(), table: Table::default(), watch_failed: false }
     }
 
     fn url(&self, query: &[(&str, &str)]) -> Result<Url, String> {
@@ -189,16 +193,14 @@ impl KubernetesSource {
 
     async fn request(&self, client: &Client, query: &[(&str, &str)]) -> Result<RequestBuilder, String> {
         let request = client.get(self.url(query)?).header("accept", "application/json");
-        let Some(file) = &self.config.token_file else { return Ok(request) };
-        let token = tokio::fs::read_to_string(file).await;
-        let token = token.map_err(|error| format!("reading {}: {error}", file.display()))?;
-        Ok(request.bearer_auth(token.trim_end()))
+        let Some(file) = &self.token else { return Ok(request) };
+        Ok(request.bearer_auth(file.read_text(self.config.timeout).await?.trim_end()))
     }
 
     /// Reads all objects. Returns a client for the watch, and the version of the list. The client has the
     /// certificates that the files have now.
     async fn list_anew(&mut self) -> Result<(Client, String), Failure> {
-        let client = http::client(&self.config.tls, &self.config.api).map_err(|error| error.to_string())?;
+        let client = self.clients.make(&self.config.tls, &self.config.api, self.config.timeout).await?;
         let version = self.list(&client).await?;
         Ok((client, version))
     }

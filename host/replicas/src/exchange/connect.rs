@@ -161,6 +161,10 @@ fn report(event: Event, lost: &mpsc::Sender<String>, denied: &mpsc::Sender<Denia
 async fn secret(what: &'static str, path: &Path) -> Result<String, ConnectError> {
     use tokio::io::AsyncReadExt as _;
     let read = async {
+        // Opening a pipe that has no writer blocks.
+        if !tokio::fs::metadata(path).await?.is_file() {
+            return Err(io::Error::other("it is not a regular file"));
+        }
         let mut text = String::new();
         tokio::fs::File::open(path).await?.take(MAX_SECRET).read_to_string(&mut text).await?;
         Ok(text.trim_end_matches(['\r', '\n']).to_owned())

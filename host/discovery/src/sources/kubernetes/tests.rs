@@ -195,6 +195,39 @@ async fn p9_pods_that_are_not_ready_any_more_get_no_requests_unless_they_are_man
 }
 
 #[tokio::test]
+async fn p9_pods_that_were_never_ready_are_counted() {
+    let api = ApiServer::start().await.unwrap();
+    for ip in ["10.0.0.1", "10.0.0.2"] {
+        api.put("pods", pod(ip, ip, false));
+    }
+    let running = run(config(&api, Resource::Pods));
+    // P9.15
+    running.until("they are counted", |running| running.status().unready == 2).await;
+    assert_eq!((running.status().workers, running.fleet.never_ready()), (0, 2));
+    api.put("pods", pod("10.0.0.1", "10.0.0.1", true));
+    // P9.15
+    running.until("one joins", |running| running.status().unready == 1).await;
+    assert_eq!(running.status().workers, 1);
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn p3_a_pipe_in_the_place_of_a_token_or_certificate_is_away() {
+    let dir = tempfile::tempdir().unwrap();
+    let pipe = dir.path().join("pipe");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let api = ApiServer::start().await.unwrap();
+    let token = KubernetesSourceConfig { token_file: Some(pipe.clone()), ..config(&api, Resource::Pods) };
+    let tls = TlsFiles { ca: Some(pipe), client: None };
+    for config in [token, KubernetesSourceConfig { tls, ..config(&api, Resource::Pods) }] {
+        let running = run(config);
+        let problem = |running: &Running| running.status().problem.unwrap_or_default();
+        // P3.6
+        running.until("it is away", |it| problem(it).contains("it is not a regular file")).await;
+    }
+}
+
+#[tokio::test]
 async fn p9_the_label_of_llm_d_means_in_pods_what_it_means_in_its_file() {
     let api = ApiServer::start().await.unwrap();
     let labelled = |name: &str, ip: &str, label: &str| {
