@@ -53,7 +53,7 @@ pub enum Read {
 }
 
 /// Everything that a source knows at one moment.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct SourceSnapshot {
     /// Workers.
     pub workers: Vec<Found>,

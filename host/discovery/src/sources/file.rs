@@ -10,7 +10,7 @@ use crate::{
     fleet::Reporter,
     found::{Found, Read, Refusal, SourceSnapshot},
     source::Source,
-    sources::scheme::Scheme,
+    sources::{blocking::FileReader, scheme::Scheme},
 };
 
 mod llm_d;
@@ -21,6 +21,10 @@ use syntax::{WorkersFile, parse};
 
 /// Largest file in bytes.
 const MAX_FILE_BYTES: u64 = 8 * 1024 * 1024;
+/// How long one reading may take.
+const READ_LIMIT: Duration = Duration::from_secs(5);
+/// Number of readings in a row that differ from the one before, after which the source counts as away.
+const MAX_CHANGES: u32 = 5;
 
 /// Format of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,75 +54,115 @@ pub struct FileSourceConfig {
 #[derive(Debug)]
 pub struct FileSource {
     config: FileSourceConfig,
+    file: FileReader,
     /// Last workers of the endpoints of llm-d's file.
     known: llm_d::Known,
+    /// The bytes in force.
+    applied: Option<Vec<u8>>,
+    before: Option<Reading>,
+    /// Number of readings in a row that differ from the one before.
+    changes: u32,
+    /// Whether the first reading has begun.
+    begun: bool,
+}
+
+/// The last reading of a file.
+#[derive(Debug)]
+struct Reading {
+    bytes: Vec<u8>,
+    parsed: Result<SourceSnapshot, String>,
 }
 
 impl FileSource {
     /// Creates the source; nothing is read yet.
     #[must_use]
     pub fn new(config: FileSourceConfig) -> Self {
-        Self { config, known: llm_d::Known::new() }
-    }
-
-    async fn read(&self) -> Result<Vec<u8>, String> {
-        use tokio::io::AsyncReadExt as _;
-        let problem = |error: std::io::Error| error.to_string();
-        let file = tokio::fs::File::open(&self.config.path).await.map_err(problem)?;
-        let mut bytes = Vec::new();
-        file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes).await.map_err(problem)?;
-        if bytes.len() as u64 > MAX_FILE_BYTES {
-            return Err(format!("it has more than {MAX_FILE_BYTES} bytes: split it"));
+        Self {
+            file: FileReader::new(config.path.clone(), MAX_FILE_BYTES),
+            config,
+            known: llm_d::Known::new(),
+            applied: None,
+            before: None,
+            changes: 0,
+            begun: false,
         }
-        Ok(bytes)
     }
 
-    fn parse(&mut self, bytes: &[u8]) -> Result<SourceSnapshot, String> {
+    /// Parses the file. `known`: the last workers of its endpoints, which change with it.
+    fn parse(&self, bytes: &[u8], known: &mut llm_d::Known) -> Result<SourceSnapshot, String> {
         let FileSourceConfig { path, format, scheme, defaults, .. } = &self.config;
-        let (listed, refused) = match format {
-            FileFormat::Workers => {
-                let WorkersFile { workers } = parse(path, bytes)?;
+        let parsed = match format {
+            FileFormat::Workers => parse(path, bytes).map(|WorkersFile { workers }| {
                 ((1..).zip(workers.into_iter().map(Found::staying)).collect(), Vec::new())
+            }),
+            FileFormat::LlmD => {
+                parse(path, bytes).map(|file| llm_d::workers(&file, (*scheme, defaults), known))
             }
-            FileFormat::LlmD => llm_d::workers(&parse(path, bytes)?, (*scheme, defaults), &mut self.known),
         };
-        Ok(without_repeated(listed, refused))
+        match parsed {
+            Ok((listed, refused)) => Ok(without_repeated(listed, refused)),
+            Err(problem) => Err(format!("parsing {}: {problem}", path.display())),
+        }
+    }
+
+    /// Reads the file, and applies it if it is another one than before and complete.
+    async fn step(&mut self, reporter: &Reporter) {
+        let is_first = !std::mem::replace(&mut self.begun, true);
+        let bytes = match self.file.read(READ_LIMIT).await {
+            Ok(bytes) => bytes,
+            Err(problem) => {
+                reporter.away(problem);
+                (self.applied, self.before, self.changes) = (None, None, 0);
+                return;
+            }
+        };
+        if self.applied.as_ref() == Some(&bytes) {
+            reporter.alive();
+            (self.before, self.changes) = (None, 0);
+            return;
+        }
+        let mut known = self.known.clone();
+        let parsed = self.parse(&bytes, &mut known);
+        // A file that is being written differs between two readings. One that is generated again and again
+        // may differ in a comment.
+        let is_complete =
+            is_first || self.before.as_ref().is_some_and(|before| before.is_same(&bytes, &parsed));
+        self.changes = if is_complete { 0 } else { self.changes + 1 };
+        self.before = Some(Reading { bytes: bytes.clone(), parsed: parsed.clone() });
+        match parsed {
+            Ok(snapshot) if is_complete => {
+                reporter.present(snapshot);
+                (self.applied, self.known) = (Some(bytes), known);
+            }
+            Err(problem) if is_complete => reporter.away(problem),
+            _ if self.changes >= MAX_CHANGES => {
+                reporter.away(format!(
+                    "reading {}: its workers differ in each of {} readings, one each {:?}; write it less often",
+                    self.config.path.display(),
+                    self.changes + 1,
+                    self.config.interval
+                ));
+                self.applied = None;
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Reading {
+    /// Whether the next reading has the same bytes, or other bytes with the same workers.
+    fn is_same(&self, bytes: &[u8], parsed: &Result<SourceSnapshot, String>) -> bool {
+        self.bytes == bytes || matches!((&self.parsed, parsed), (Ok(before), Ok(now)) if before == now)
     }
 }
 
 impl Source for FileSource {
     async fn run(mut self, reporter: Reporter) {
-        let shown = self.config.path.display().to_string();
-        // The bytes in force, and those of the last reading.
-        let (mut applied, mut before) = (None, None);
-        let mut first = true;
         loop {
-            match self.read().await {
-                // A file that is being written differs between two readings.
-                Ok(bytes) if first || before.as_ref() == Some(&bytes) => {
-                    if applied.as_ref() == Some(&bytes) {
-                        reporter.alive();
-                    } else {
-                        match self.parse(&bytes) {
-                            Ok(snapshot) => {
-                                reporter.present(snapshot);
-                                applied = Some(bytes.clone());
-                            }
-                            Err(problem) => reporter.away(format!("parsing {shown}: {problem}")),
-                        }
-                    }
-                    before = Some(bytes);
-                }
-                Ok(bytes) => before = Some(bytes),
-                Err(problem) => {
-                    reporter.away(format!("reading {shown}: {problem}"));
-                    (applied, before) = (None, None);
-                }
-            }
-            first = false;
+            self.step(&reporter).await;
             tokio::select! {
                 () = tokio::time::sleep(self.config.interval) => {}
-                () = reporter.recheck() => applied = None,
+                () = reporter.recheck() => self.applied = None,
             }
         }
     }

@@ -90,6 +90,59 @@ async fn p5_a_changed_file_is_applied_and_one_with_a_problem_changes_nothing() {
     running.until("it is back", |running| running.urls() == ["http://a:2"]).await;
 }
 
+fn worker(port: u16, more: &str) -> String {
+    format!(
+        "# generated {more}\n[[workers]]\nurl = \"http://a:{port}\"\nrole = \"decode\"\nengine = \"vllm\"\n"
+    )
+}
+
+/// Replaces a file with another one for each reading: `text` gives the content of a number.
+#[expect(clippy::disallowed_methods, reason = "the tests abort it")]
+fn replaced(path: &Path, text: impl Fn(u32) -> String + Send + 'static) -> tokio::task::JoinHandle<()> {
+    let (path, new) = (path.to_owned(), path.with_extension("new"));
+    tokio::spawn(async move {
+        for number in 0.. {
+            std::fs::write(&new, text(number)).unwrap();
+            std::fs::rename(&new, &path).unwrap();
+            tokio::time::sleep(Duration::from_millis(3)).await;
+        }
+    })
+}
+
+#[tokio::test]
+async fn p5_a_file_that_is_written_as_often_as_it_is_read_is_applied_or_away() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("workers.toml");
+    std::fs::write(&path, worker(1, "")).unwrap();
+    let running = run(&path);
+    running.until("it is read", |running| running.urls() == ["http://a:1"]).await;
+    let writer = replaced(&path, |number| worker(2, &number.to_string()));
+    // P5.8
+    running.until("the change is applied", |running| running.urls() == ["http://a:2"]).await;
+    assert_eq!(running.state(), SourceState::Present);
+    writer.abort();
+    let writer = replaced(&path, |number| worker(100 + u16::try_from(number % 60_000).unwrap(), ""));
+    // P5.8
+    running.until("it is away", |running| running.problem().contains("its workers differ in each of")).await;
+    writer.abort();
+    running.until("it is present", |running| running.state() == SourceState::Present).await;
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn p3_a_pipe_in_the_place_of_the_file_is_away_and_does_not_stop_the_source() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("workers.toml");
+    assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+    let running = run(&path);
+    // P3.6
+    running.until("it is away", |running| running.problem().contains("it is not a regular file")).await;
+    std::fs::remove_file(&path).unwrap();
+    std::fs::write(&path, worker(1, "")).unwrap();
+    // P3.6
+    running.until("it is present", |running| running.urls() == ["http://a:1"]).await;
+}
+
 #[tokio::test]
 async fn p4_a_file_that_lists_no_worker_is_read_again_before_the_fleet_is_empty() {
     let dir = tempfile::tempdir().unwrap();
