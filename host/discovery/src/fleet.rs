@@ -181,6 +181,12 @@ impl Fleet {
         self.inner.lock().sources.iter().all(|source| source.last_good.is_some())
     }
 
+    /// Returns the number of workers that sources list and that were not ready since the start.
+    #[must_use]
+    pub fn never_ready(&self) -> usize {
+        self.inner.lock().sources.iter().map(|source| source.never_ready).sum()
+    }
+
     /// Lets workers leave when their requests have ended or their time is over, and asks sources for second
     /// confirmations, until `stop`.
     pub async fn run(self: Arc<Self>, stop: CancellationToken) {

@@ -28,6 +28,8 @@ pub(super) struct SourceEntry {
     pub(super) workers: Vec<Found>,
     /// Number of workers whose removal waits.
     pub(super) held: usize,
+    /// Number of listed workers that were never ready.
+    pub(super) never_ready: usize,
     pub(super) guard: Guard,
     hold_lines: LogLimit,
     /// Whether the log says that removals wait.
@@ -58,6 +60,7 @@ impl SourceEntry {
             rank,
             workers: Vec::new(),
             held: 0,
+            never_ready: 0,
             guard: Guard::default(),
             hold_lines: LogLimit::new(LOG_INTERVAL),
             hold_is_logged: false,
@@ -107,7 +110,8 @@ impl SourceEntry {
         self.alive(now);
         self.refused_count = refused.len();
         let refused_before = std::mem::replace(&mut self.refused, refused);
-        let mut listed = self.within_bounds(self.once_ready(workers), rules.max_workers);
+        let workers = self.once_ready(workers);
+        let mut listed = self.within_bounds(workers, rules.max_workers);
         self.log_new(&self.refused, &refused_before);
         let ids: HashSet<WorkerId> = listed.iter().map(|found| found.spec.id).collect();
         // A worker that was said to leave may be missing.
@@ -153,13 +157,15 @@ impl SourceEntry {
         self.workers = listed;
     }
 
-    /// Returns the workers without those that were never ready.
-    fn once_ready(&self, mut workers: Vec<Found>) -> Vec<Found> {
+    /// Returns the workers without those that were never ready, which are counted.
+    fn once_ready(&mut self, mut workers: Vec<Found>) -> Vec<Found> {
+        let listed = workers.len();
         if workers.iter().any(|found| found.unready) {
             let known: HashSet<_> =
                 self.workers.iter().map(|found| (found.spec.id, &found.identity)).collect();
             workers.retain(|found| !found.unready || known.contains(&(found.spec.id, &found.identity)));
         }
+        self.never_ready = listed - workers.len();
         workers
     }
 

@@ -36,7 +36,7 @@ pub struct SourceStatus {
     pub times_away: u64,
     /// Number of its workers in force, those whose removal waits included.
     pub workers: usize,
-    /// Number of its workers that it says are not ready.
+    /// Number of workers that it says are not ready, also of those that never were and do not count above.
     pub unready: usize,
     /// Number of workers whose removal waits for a second confirmation.
     pub held: usize,
@@ -102,7 +102,7 @@ impl SourceStatus {
             problem: source.problem.clone(),
             times_away: source.times_away,
             workers: source.workers.len(),
-            unready: source.workers.iter().filter(|found| found.unready).count(),
+            unready: source.workers.iter().filter(|found| found.unready).count() + source.never_ready,
             held: source.held,
             held_ms: source.guard.held_since().map(millis),
             refused_count: source.refused_count + source.conflicts.len(),

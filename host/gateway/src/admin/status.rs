@@ -128,7 +128,11 @@ fn reasons(readiness: &Readiness, state: &State, snapshot: &Snapshot) -> Vec<Str
     let log_problem = state.decision_log.as_ref().and_then(|log| log.problem());
     reasons.extend(log_problem.map(|problem| problem.to_string()));
     if snapshot.workers().is_empty() {
-        reasons.push("no worker is registered".to_owned());
+        let waiting = match state.fleet.never_ready() {
+            0 => String::new(),
+            listed => format!("; discovery lists {listed} that were not ready since this gateway started"),
+        };
+        reasons.push(format!("no worker is registered{waiting}"));
     }
     reasons.extend(snapshot.models().into_iter().filter_map(|model| why_no_pair(snapshot, model)));
     let served = models_with_workers(snapshot, &state.settings);

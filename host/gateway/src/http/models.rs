@@ -45,7 +45,7 @@ pub(super) async fn one(
         let none = models.snapshot.workers().is_empty();
         let missing = || {
             if none {
-                no_worker_registered()
+                no_worker_registered(&thread.state.get())
             } else {
                 ApiError::ModelNotFound(shortened(&id), use_another(&models.names))
             }

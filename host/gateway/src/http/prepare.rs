@@ -201,7 +201,7 @@ async fn read(
 ) -> Result<Arc<Request>, ApiError> {
     let rules = &state.settings.request_rules;
     if endpoint.is_form() {
-        let unnamed = || only_model(&state.registry.snapshot());
+        let unnamed = || only_model(state, &state.registry.snapshot());
         return Request::of_form(endpoint, headers, body, rules, unnamed);
     }
     let body = json_object(body)?;
@@ -300,7 +300,7 @@ fn probed_model(state: &State, headers: &HeaderMap, body: &JsonBody) -> Option<S
         let its = models.iter().find(|model| legs.into_iter().any(|leg| is_its(model, leg)));
         return its.map(ToString::to_string);
     }
-    only_model(&snapshot).ok()
+    only_model(state, &snapshot).ok()
 }
 
 /// Returns the model of a body that names none; `None` if it names one. A body for SGLang may name an adapter
@@ -324,19 +324,19 @@ pub(super) fn unnamed_model(
         let adapter = ModelName::new(adapter);
         snapshot.is_adapter(&adapter) && (is_generate || snapshot.is_only_on(Engine::Sglang, &adapter))
     });
-    served.map_or_else(|| only_model(&snapshot), Ok).map(Some)
+    served.map_or_else(|| only_model(state, &snapshot), Ok).map(Some)
 }
 
 /// Returns the only model of the fleet. Adapters are asked for by their names.
 ///
 /// # Errors
 /// No model is served, or several are: the message lists them.
-pub(super) fn only_model(snapshot: &Snapshot) -> Result<String, ApiError> {
+pub(super) fn only_model(state: &State, snapshot: &Snapshot) -> Result<String, ApiError> {
     let models = snapshot.models().into_iter().filter(|model| !snapshot.is_adapter(model));
     let models: Vec<&str> = models.map(ModelName::as_str).collect();
     match models.as_slice() {
         [only] => Ok((*only).to_owned()),
-        [] => Err(orchestrate::no_worker_registered()),
+        [] => Err(orchestrate::no_worker_registered(state)),
         several => {
             let problem = format!("is missing: expected one of {}", listed(several.iter().copied()));
             Err(RequestError::new("model", &problem).into())

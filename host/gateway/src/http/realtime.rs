@@ -197,7 +197,7 @@ fn named(state: &State, uri: &Uri, headers: &HeaderMap) -> Result<(String, Heade
     let Query(mut query) =
         query.map_err(|error| ApiError::InvalidRequest(format!("query string: {error}")))?;
     let model = query.remove("model").filter(|model| !model.is_empty());
-    let model = model.map_or_else(|| only_model(&state.registry.snapshot()), Ok)?;
+    let model = model.map_or_else(|| only_model(state, &state.registry.snapshot()), Ok)?;
     let mut headers = headers.clone();
     // The client's key stays here.
     headers.remove(header::AUTHORIZATION);

@@ -226,12 +226,14 @@ fn why_unsplittable(request: &Request, snapshot: &Snapshot, prefill: &Candidate)
 }
 
 /// The error while the gateway knows no worker at all, so that no model can be called unknown.
-pub(crate) fn no_worker_registered() -> ApiError {
-    ApiError::NoWorker(
-        "no worker is registered; the operator adds one with `[[workers]]`, a source of `[discovery]` or `PUT \
-         /workers/ID`; retry after the time in `retry-after`"
+pub(crate) fn no_worker_registered(state: &State) -> ApiError {
+    let why = match state.fleet.never_ready() {
+        0 => "; the operator adds one with `[[workers]]`, a source of `[discovery]` or `PUT /workers/ID`"
             .to_owned(),
-    )
+        1 => ": discovery lists one that is not ready, and that joins when it is".to_owned(),
+        listed => format!(": discovery lists {listed} that are not ready, and that join when they are"),
+    };
+    ApiError::NoWorker(format!("no worker is registered{why}; retry after the time in `retry-after`"))
 }
 
 /// Returns the order of the legs, the retries, and whether a local prefill may follow a failed remote one.
@@ -273,7 +275,7 @@ fn lacks_engine(request: &Request) -> ApiError {
 /// configuration names.
 fn unknown_model(state: &State, model: &ModelName, snapshot: &Snapshot) -> ApiError {
     if snapshot.workers().is_empty() {
-        return no_worker_registered();
+        return no_worker_registered(state);
     }
     let loading = snapshot.workers().iter().filter(|worker| worker.is_loading()).count();
     let served = some_servable_models(snapshot, &state.settings);

@@ -182,8 +182,9 @@ async fn p9_pods_that_are_not_ready_any_more_get_no_requests_unless_they_are_man
     running.until("health checks decide", |running| running.status().unready == 4).await;
     assert_eq!((leaving(&running), running.hosts().len()), (0, 4));
     api.put("pods", pod("starting", "10.0.0.5", false));
+    running.until("another one starts", |running| running.status().unready == 5).await;
     put(ips[3], true);
-    running.until("one is ready", |running| running.status().unready == 3).await;
+    running.until("one is ready", |running| running.status().unready == 4).await;
     // P9.15: never ready
     assert_eq!(running.hosts(), ips);
     let [mut ended, mut replaced] = [ips[0], ips[1]].map(|ip| pod(ip, ip, false));

@@ -134,10 +134,19 @@ async fn n6_the_gateway_of_the_files_serves_and_follows_its_config_maps() {
     // N6.2
     assert_eq!((gateway.probe(&pod, "startupProbe"), gateway.probe(&pod, "livenessProbe")), (0, 0));
     assert_eq!(gateway.probe(&pod, "readinessProbe"), 1);
+    let mut starting = engine_pod(&engine);
+    starting["status"]["conditions"][0]["status"] = json!("False");
+    api.put("pods", starting);
+    let counted = |gateway: &Gateway| gateway.get("/status")["reasons"].to_string().contains("lists 1 that");
+    // P9.15
+    gateway.until("the pod that is not ready is counted", counted);
+    let chat = json!({ "model": "tiny", "max_tokens": 2, "messages": [{ "role": "user", "content": "hi" }] });
+    let (status, body) = request(&gateway.clients, "POST", "/v1/chat/completions", &chat.to_string());
+    // P9.15
+    assert!(status == 503 && body.contains("discovery lists one that is not ready"), "{body}");
     api.put("pods", engine_pod(&engine));
     // N6.2, N6.3
     gateway.until("it is ready", |gateway| gateway.probe(&pod, "readinessProbe") == 0);
-    let chat = json!({ "model": "tiny", "max_tokens": 2, "messages": [{ "role": "user", "content": "hi" }] });
     let (status, body) = request(&gateway.clients, "POST", "/v1/chat/completions", &chat.to_string());
     // N6.2
     assert_eq!(status, 200, "{body}");
