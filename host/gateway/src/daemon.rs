@@ -96,7 +96,7 @@ impl Daemon {
         let client = client.map_err(cannot_listen("server.listen"));
         let admin = listen(sockets.admin, server.admin_listen, ADMIN_SEND_BUFFER);
         let admin = admin.map_err(cannot_listen("server.admin_listen"));
-        let ext_proc = ext_proc::listen(&settings.ext_proc);
+        let ext_proc = check::threads(&server).map_or_else(|| ext_proc::listen(&settings.ext_proc), Err);
         let (client, admin_listener, ext_proc) = match (client, admin, ext_proc) {
             (Ok(client), Ok(admin), Ok(ext_proc)) => (client, admin, ext_proc),
             (client, admin, ext_proc) => {

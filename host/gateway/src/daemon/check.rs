@@ -11,7 +11,8 @@ use super::{
     slots,
 };
 use crate::{
-    config::{Config, ConfigErrors, Problem, settings::Settings},
+    config::{Config, ConfigErrors, Problem, Server, settings::Settings},
+    state::open_files::too_many_threads,
     tls::TlsContext,
     tokenization::Tokens,
 };
@@ -38,6 +39,7 @@ pub(crate) fn check(config: &Config, found: Vec<Problem>) -> anyhow::Result<Find
     let settings = config.settings_to_check();
     let (mut problems, mut warnings) = (Vec::new(), advice(&settings));
     warnings.extend(files::log_dir(&settings));
+    problems.extend(threads(&settings.server));
     ports(&settings, &mut problems, &mut warnings)?;
     let tokens = Tokens::new(1).load(&settings.models, &Arc::new(Registry::default()));
     problems.extend(tokens.err().unwrap_or_default());
@@ -62,6 +64,11 @@ pub(crate) fn check(config: &Config, found: Vec<Problem>) -> anyhow::Result<Find
     problems.retain(|problem| problem.path.is_empty() || !known(problem));
     problems.extend(found);
     Ok(Findings { problems: config.errors(problems), warnings: config.errors(config.in_file(warnings)) })
+}
+
+/// Returns why the data threads cannot run, if they cannot.
+pub(super) fn threads(server: &Server) -> Option<Problem> {
+    too_many_threads(server.client_threads()).map(|problem| Problem::new("server.threads", problem))
 }
 
 /// Listens on both addresses. A port in use is a warning, because the gateway that runs with this

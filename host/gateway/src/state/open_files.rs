@@ -6,6 +6,8 @@ use crate::config::Limits;
 
 /// Descriptors for listeners, operators, files and probes.
 const RESERVED: usize = 128;
+/// Descriptors of a data thread without connections: those of its runtime, and of its listeners.
+const OF_THREAD: usize = 6;
 /// Part of the others that connections of clients may take: a third. A request of a pair has two connections
 /// to engines beside that of its client.
 const CLIENTS_PART: usize = 3;
@@ -41,6 +43,19 @@ pub(crate) fn connection_limit(configured: usize) -> usize {
         }
     }
     configured.min(possible)
+}
+
+/// Returns why so many data threads cannot run, if they cannot.
+pub(crate) fn too_many_threads(threads: usize) -> Option<String> {
+    let most = getrlimit(Resource::Nofile).maximum.and_then(|files| usize::try_from(files).ok())?;
+    let needed = threads.saturating_mul(OF_THREAD).saturating_add(RESERVED);
+    (needed > most).then(|| {
+        format!(
+            "`{threads}` threads need {needed} file descriptors, and this process may have {most} (ulimit -Hn): write \
+             at most {}, or `0` for one for every two cores",
+            most.saturating_sub(RESERVED) / OF_THREAD
+        )
+    })
 }
 
 /// Returns how many connections of clients leave descriptors for what they cause.

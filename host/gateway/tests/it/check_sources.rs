@@ -44,7 +44,7 @@ fn n7_a_source_whose_workers_can_never_serve_is_a_problem() {
     };
     let pods = |name: &str, defaults: &str| {
         let selected = format!("[[discovery.kubernetes]]\nname = '{name}'\nselector = 'a=b'\n");
-        format!("{selected}defaults = {{ {defaults} }}\n")
+        format!("{selected}defaults = {{ {defaults} }}\ntoken_file = ''\nca_file = ''\n")
     };
     let long = "a".repeat(64);
     let (problems, texts): (Vec<String>, Vec<String>) = [
@@ -108,7 +108,8 @@ fn n7_files_that_are_missing_and_a_log_that_cannot_be_written_are_warnings() {
                 password_file = 'none2'\n\
                 [replicas]\nservers = ['nats://h:1']\nusername = 'u'\npassword_file = 'none3'\n\
                 tls = { ca_file = 'none4' }\n\
-                [decisions]\nlog_dir = 'file/log'\n";
+                [decisions]\nlog_dir = 'file/log'\n\
+                [[discovery.kubernetes]]\nname = 'a'\nselector = 'a=b'\ntoken_file = 'none5'\nca_file = 'none6'\n";
     let (code, told) = check(dir.path(), text);
     for warning in [
         "warning: p.toml:3:1: discovery.files[0].path: cannot read `none.yaml`: No such file",
@@ -117,15 +118,32 @@ fn n7_files_that_are_missing_and_a_log_that_cannot_be_written_are_warnings() {
         "warning: p.toml:13:1: replicas.password_file: cannot read `none3`: No such file",
         "replicas.tls.ca_file: cannot read `none4`: No such file",
         "warning: p.toml:16:1: decisions.log_dir: cannot write to `",
+        "warning: p.toml:20:1: discovery.kubernetes[0].token_file: cannot read `none5`: No such file",
+        "warning: p.toml:21:1: discovery.kubernetes[0].ca_file: cannot read `none6`: No such file",
     ] {
         // N7.15
         assert!(told.contains(warning), "{warning}\n{told}");
     }
-    assert_eq!((code, told.lines().count()), (Some(0), 6), "{told}");
-    for name in ["none.yaml", "none1", "none2", "none3", "none4"] {
+    assert_eq!((code, told.lines().count()), (Some(0), 8), "{told}");
+    for name in ["none.yaml", "none1", "none2", "none3", "none4", "none5", "none6"] {
         fs::write(dir.path().join(name), "").unwrap();
     }
     let text = text.replace("file/log", "new/log");
     // N7.15
     assert_eq!(check(dir.path(), &text), (Some(0), String::new()));
+}
+
+#[test]
+fn n7_more_threads_than_file_descriptors_are_a_problem() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = "[server]\nlisten = '127.0.0.1:0'\nadmin_listen = '127.0.0.1:0'\nthreads = 1000000000\n";
+    let (code, told) = check(dir.path(), text);
+    let problem = "p.toml:4:1: server.threads: `1000000000` threads need 6000000128 file descriptors";
+    // N7.24
+    assert!(code == Some(2) && told.contains(problem), "{told}");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pointsman"));
+    let ran = command.args(["serve", "--config", "p.toml"]).current_dir(dir.path()).output().unwrap();
+    let told = String::from_utf8(ran.stderr).unwrap();
+    // N7.24
+    assert!(ran.status.code() == Some(2) && told.contains(problem), "{told}");
 }

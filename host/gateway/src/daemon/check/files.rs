@@ -25,6 +25,10 @@ pub(super) fn unreadable(settings: &Settings) -> Vec<Problem> {
         ];
         files.extend(keys.map(|(key, file)| (format!("discovery.etcd[{index}].{key}"), file.as_ref())));
     }
+    for (index, kubernetes) in discovery.kubernetes.iter().enumerate() {
+        let keys = [("token_file", &kubernetes.token_file), ("ca_file", &kubernetes.ca_file)];
+        files.extend(keys.map(|(key, file)| (format!("discovery.kubernetes[{index}].{key}"), Some(file))));
+    }
     if !replicas.servers.is_empty() {
         let keys = [
             ("password_file", &replicas.password_file),
@@ -55,7 +59,7 @@ fn why_unreadable(file: &Path) -> Option<String> {
     match std::fs::metadata(file) {
         Ok(found) if found.is_dir() => Some("it is a directory".to_owned()),
         // Opening a pipe would block until a process writes to it.
-        Ok(found) if !found.is_file() => None,
+        Ok(found) if !found.is_file() => Some("it is not a regular file".to_owned()),
         Ok(_) => File::open(file).err().map(|error| error.to_string()),
         Err(error) => Some(error.to_string()),
     }
