@@ -2,7 +2,10 @@
 //! the daemon reports that it is ready, alive or stopping.
 
 use std::{
+    ffi::OsStr,
+    io,
     net::TcpListener,
+    os::unix::net::UnixDatagram,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -10,7 +13,6 @@ use std::{
 };
 
 use anyhow::Context as _;
-use sd_notify::NotifyState;
 use tokio::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
@@ -94,7 +96,7 @@ impl Heartbeats {
             }
             if self.all_within((limit / 2).max(BEAT * 3)) {
                 stuck = false;
-                notify(NotifyState::Watchdog);
+                notify("WATCHDOG=1\n");
             } else if !stuck {
                 stuck = true;
                 tracing::error!("a data thread does not run; the watchdog gets no report");
@@ -112,8 +114,7 @@ impl Heartbeats {
     }
 }
 
-/// Returns the time within which the watchdog wants a report. Without `WATCHDOG_PID` it watches this process,
-/// which `sd_notify::watchdog_enabled` does not know.
+/// Returns the time within which the watchdog wants a report. Without `WATCHDOG_PID` it watches this process.
 fn watchdog_limit() -> Option<Duration> {
     let is_watched =
         std::env::var_os("WATCHDOG_PID").is_none_or(|pid| pid == *std::process::id().to_string());
@@ -123,19 +124,34 @@ fn watchdog_limit() -> Option<Duration> {
 
 /// Tells the service manager that requests are served.
 pub(crate) fn ready() {
-    notify(NotifyState::Ready);
+    notify("READY=1\n");
 }
 
 /// Tells the service manager that the daemon drains.
 pub(crate) fn stopping() {
-    notify(NotifyState::Stopping);
+    notify("STOPPING=1\n");
 }
 
 /// Does nothing without a service manager.
-fn notify(state: NotifyState<'_>) {
-    if let Err(error) = sd_notify::notify(false, &[state]) {
-        tracing::warn!(%error, "the service manager was not notified");
+fn notify(state: &str) {
+    let Some(socket) = std::env::var_os("NOTIFY_SOCKET").filter(|socket| !socket.is_empty()) else { return };
+    if let Err(error) = send(&socket, state) {
+        tracing::warn!(%error, ?socket, state, "the service manager was not notified");
     }
+}
+
+/// Sends a message to a socket: a path, or a name without a file, which begins with `@`.
+fn send(socket: &OsStr, state: &str) -> io::Result<()> {
+    let sender = UnixDatagram::unbound()?;
+    #[cfg(target_os = "linux")]
+    if let Some(name) = socket.as_encoded_bytes().strip_prefix(b"@") {
+        use std::os::{linux::net::SocketAddrExt as _, unix::net::SocketAddr};
+
+        sender.send_to_addr(state.as_bytes(), &SocketAddr::from_abstract_name(name)?)?;
+        return Ok(());
+    }
+    sender.send_to(state.as_bytes(), socket)?;
+    Ok(())
 }
 
 #[cfg(test)]

@@ -122,6 +122,23 @@ fn n4_a_watchdog_that_names_no_process_gets_reports() {
     terminate(child);
 }
 
+#[cfg(target_os = "linux")]
+#[test]
+fn n4_a_socket_without_a_file_hears_of_readiness() {
+    use std::os::{linux::net::SocketAddrExt as _, unix::net::SocketAddr};
+
+    let name = format!("pointsman-test-{}", std::process::id());
+    let socket = UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    let notify = format!("@{name}");
+    let child = start(&[], Some(notify.as_ref()), "--listen 127.0.0.1:0 --admin-listen 127.0.0.1:0");
+    let mut text = [0; 8];
+    socket.recv(&mut text).unwrap();
+    // N4.6
+    assert_eq!(&text, b"READY=1\n");
+    terminate(child);
+}
+
 #[test]
 fn n7_a_stop_of_the_unit_signals_the_gateway_and_not_its_compiler_processes() {
     let unit = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/systemd/pointsman.service");
