@@ -118,7 +118,15 @@ impl<P: Picker> Conversation<P> {
         }
     }
 
-    /// Records that the deadline has passed.
+    /// Returns whether the request has to end before the deadline.
+    pub(crate) fn must_end(&mut self) -> bool {
+        match &mut self.phase {
+            Phase::Body(exchange, _) | Phase::Answer(exchange) => exchange.must_end(),
+            Phase::Head | Phase::Done | Phase::Over => false,
+        }
+    }
+
+    /// Records that the deadline has passed, or that the request has to end.
     ///
     /// # Errors
     /// The stream ends.

@@ -45,8 +45,12 @@ pub trait Exchange: Send + 'static {
     /// Returns until when the next message has to come.
     fn deadline(&self) -> Instant;
 
-    /// Records that the deadline has passed. Returns the refusal that ends the request; `None` if it goes
-    /// on, with another deadline.
+    /// Returns whether the request has to end now, before its deadline. What changes that wakes the tasks of
+    /// the streams.
+    fn must_end(&mut self) -> bool;
+
+    /// Records that the deadline has passed, or that the request has to end. Returns the refusal that ends
+    /// it; `None` if it goes on, with another deadline.
     fn time_passed(&mut self) -> Option<Refusal>;
 }
 

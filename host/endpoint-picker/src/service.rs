@@ -3,7 +3,7 @@
 //! A stream needs no task and no queue. Its answers are polled by the connection: a peer that reads nothing
 //! is not read from either.
 
-use std::{pin::Pin, sync::Arc};
+use std::{future::poll_fn, pin::Pin, sync::Arc, task::Poll};
 
 use envoy_types::pb::envoy::service::ext_proc::v3::{
     ProcessingRequest, ProcessingResponse,
@@ -74,11 +74,18 @@ async fn next<P: Picker>(
         if conversation.is_over() {
             return None;
         }
-        let taken = match timeout_at(conversation.deadline(), messages.message()).await {
-            Err(_) => conversation.time_passed(),
-            Ok(Ok(Some(message))) => conversation.on(message).await,
-            Ok(Ok(None)) => return None,
-            Ok(Err(status)) => Err(status),
+        let deadline = conversation.deadline();
+        let must_end = poll_fn(|_| if conversation.must_end() { Poll::Ready(()) } else { Poll::Pending });
+        let message = tokio::select! {
+            biased;
+            message = timeout_at(deadline, messages.message()) => message.ok(),
+            () = must_end => None,
+        };
+        let taken = match message {
+            None => conversation.time_passed(),
+            Some(Ok(Some(message))) => conversation.on(message).await,
+            Some(Ok(None)) => return None,
+            Some(Err(status)) => Err(status),
         };
         if let Err(status) = taken {
             return Some(Err(status));

@@ -54,6 +54,10 @@ impl Exchange for Recorded {
         if self.head.headers.contains_key("wrong-key") { Err(refused(403)) } else { Ok(()) }
     }
 
+    fn must_end(&mut self) -> bool {
+        false
+    }
+
     fn receive(&mut self, bytes: usize) -> Result<(), Refusal> {
         self.received += bytes;
         if self.received > LIMIT { Err(refused(413)) } else { Ok(()) }

@@ -25,7 +25,10 @@ use crate::{
     http::{self, DataThread, audience::Audience, connected::Service},
     replicas::Replicas,
     state::continuations::MAX_TRANSCRIPTS,
-    state::{Settings, SharedState, State, memory_limit::body_limit, open_files::connection_limit},
+    state::{
+        Settings, SharedState, State, drain_end::DrainEnd, memory_limit::body_limit,
+        open_files::connection_limit,
+    },
     telemetry::{
         decision_log::DecisionLog, decision_stats::DecisionStats, hour::now_ms, metrics::Metrics,
         traces::Traces,
@@ -38,6 +41,7 @@ use crate::{
 
 mod check;
 mod discovery;
+mod drain;
 #[cfg_attr(not(feature = "ext-proc"), path = "daemon/ext_proc/off.rs")]
 mod ext_proc;
 mod listen;
@@ -52,8 +56,6 @@ pub use service_manager::InheritedSockets;
 
 /// Searches for stored responses at the same time.
 const MAX_RESPONSE_SEARCHES: usize = 16;
-/// How long the end of the daemon waits for the decision log, and for the exporter of traces.
-const LOG_FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A running gateway.
 #[derive(Debug)]
@@ -66,6 +68,8 @@ pub struct Daemon {
     /// Address of the endpoint picker's listener, if there is one.
     pub ext_proc: Option<SocketAddr>,
     stop: CancellationToken,
+    /// Cancelled when the data threads must drop what they still do.
+    abandon: CancellationToken,
     servers: TaskTracker,
 }
 
@@ -105,7 +109,7 @@ impl Daemon {
             }
         };
         let listener = client.into_std()?;
-        let stop = CancellationToken::new();
+        let (stop, abandon) = (CancellationToken::new(), CancellationToken::new());
         let (probe, probe_config) = watch::channel(reload::probe_config(&settings));
         let (discovery, replicas) = (settings.discovery.clone(), settings.replicas.clone());
         let block_size = settings.routing.block_size;
@@ -131,12 +135,12 @@ impl Daemon {
             let beat = beats.clone().report_alive(number);
             let (shared, listener) = (shared.clone(), listener.try_clone()?);
             let ext_proc = ext_proc.as_ref().map(ext_proc::PickerListener::try_clone).transpose()?;
-            let (stop, alive) = (stop.clone(), servers.token());
+            let (ends, alive) = ((stop.clone(), abandon.clone()), servers.token());
             let origins = server.origins();
             let thread = std::thread::Builder::new().name(format!("pointsman-data-{number}"));
             thread.spawn(move || {
                 let _alive = alive;
-                serve_on_this_thread(&shared, (listener, ext_proc), &origins, beat, stop);
+                serve_on_this_thread(&shared, (listener, ext_proc), &origins, beat, ends);
             })?;
         }
         let routes = Service::of_router(admin::routes(shared.clone()));
@@ -146,7 +150,7 @@ impl Daemon {
         servers.close();
         let ext_proc = ext_proc.as_ref().map(ext_proc::PickerListener::address).transpose()?;
         tracing::info!(%address, %admin, ?ext_proc, enforce_disagg = state.settings.split.enforce_disagg, "serving");
-        Ok(Self { state: shared, address, admin, ext_proc, stop, servers })
+        Ok(Self { state: shared, address, admin, ext_proc, stop, abandon, servers })
     }
 
     /// Returns the state in force now.
@@ -161,37 +165,6 @@ impl Daemon {
     /// [`ReloadError`]; then nothing changed.
     pub async fn reload(&self) -> Result<Reloaded, ReloadError> {
         self.state().config.reload(&self.state).await
-    }
-
-    /// Refuses new requests, waits for those in flight for at most the drain timeout, then stops.
-    pub async fn drain(self) {
-        let state = self.state();
-        state.draining.cancel();
-        state.policies.drain();
-        let deadline = tokio::time::Instant::now() + state.settings.drain_timeout;
-        while state.metrics.inflight.get() > 0 && tokio::time::Instant::now() < deadline {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-        self.stop.cancel();
-        state.tracker.close();
-        let left =
-            deadline.saturating_duration_since(tokio::time::Instant::now()) + Duration::from_millis(500);
-        let ended = tokio::time::timeout(left, async {
-            self.servers.wait().await;
-            state.tracker.wait().await;
-        });
-        if ended.await.is_err() {
-            tracing::warn!(
-                inflight = state.metrics.inflight.get(),
-                "drain timeout expired with requests in flight"
-            );
-        }
-        if let Some(log) = &state.decision_log {
-            log.flush(LOG_FLUSH_TIMEOUT).await;
-        }
-        if let Some(traces) = &state.traces {
-            traces.flush(LOG_FLUSH_TIMEOUT).await;
-        }
     }
 }
 
@@ -226,7 +199,7 @@ fn serve_on_this_thread(
     (listener, ext_proc): (std::net::TcpListener, Option<ext_proc::PickerListener>),
     cors_origins: &[HeaderValue],
     beat: impl Future<Output = ()>,
-    stop: CancellationToken,
+    (stop, abandon): (CancellationToken, CancellationToken),
 ) {
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
@@ -235,7 +208,7 @@ fn serve_on_this_thread(
             return;
         }
     };
-    runtime.block_on(async {
+    let served = async {
         match TcpListener::from_std(listener) {
             Ok(listener) => {
                 let (thread, shared) = (DataThread::new(shared.clone(), cors_origins), shared.clone());
@@ -258,7 +231,10 @@ fn serve_on_this_thread(
         }
         // Work for clients that left finishes here, where its sockets are registered.
         shared.get().tracker.wait().await;
-    });
+    };
+    if runtime.block_on(abandon.run_until_cancelled(served)).is_none() {
+        runtime.shutdown_background();
+    }
 }
 
 /// Removes workers that left from the prefix index (H4), also if another worker has their id now.
@@ -386,5 +362,6 @@ fn build(
         config: Arc::new(ConfigReloader::new(settings, source)),
         tracker: TaskTracker::new(),
         draining: CancellationToken::new(),
+        drain_end: DrainEnd::default(),
     })
 }

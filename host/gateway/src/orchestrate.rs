@@ -71,7 +71,7 @@ mod worker_outcome;
 use broken_handoff::BrokenHandoff;
 use executor::{Ending, Executor, Reached};
 use leg_run::LegRun;
-use next_event::{Head, Next};
+use next_event::{Head, Next, Reported};
 pub(crate) use plan::{PlannedRequest, RequestPlan, Unplanned, no_worker_registered, plan, why_no_worker};
 use planned_move::PlannedMove;
 use relay::Answer;
@@ -121,7 +121,7 @@ pub(crate) struct Drive {
     second_opinion: SecondOpinion,
     /// The whole answer of a request that is not streamed.
     whole: Option<Response<Bytes>>,
-    saw_gone: bool,
+    reported: Reported,
     /// Whether the worker of a stored response was noted.
     stored: bool,
     /// Worker of a local plan.
@@ -210,7 +210,7 @@ impl Drive {
             second_opinion: SecondOpinion::default(),
             whole: None,
             totals: generate::Totals::default(),
-            saw_gone: false,
+            reported: Reported::default(),
             stored: false,
             planned: plan.planned,
             planned_move: None,

@@ -25,6 +25,7 @@ pub(crate) mod bad_keys;
 pub(crate) mod caller;
 pub(crate) mod certificates;
 pub(crate) mod continuations;
+pub(crate) mod drain_end;
 pub(crate) mod jwt;
 pub(crate) mod keys;
 pub(crate) mod memory_limit;
@@ -36,6 +37,7 @@ pub(crate) mod slow_keys;
 
 use address_budget::AddressBudget;
 use bad_keys::BadKeys;
+use drain_end::DrainEnd;
 use jwt::TokenVerifier;
 use quarantine::Quarantine;
 use rate_limit::RateLimiter;
@@ -126,6 +128,8 @@ pub struct State {
     pub tracker: TaskTracker,
     /// Cancelled when the daemon begins to drain.
     pub draining: CancellationToken,
+    /// Passes shortly before the daemon stops.
+    pub drain_end: DrainEnd,
 }
 
 /// The state in force. A reload replaces it; handlers take one copy for each request.

@@ -1,15 +1,20 @@
-//! The end of a gateway while a client is still uploading its request.
+//! The end of a gateway with open requests: they finish, or end with an error and a record.
 
-use std::{net::SocketAddr, time::Duration};
+#![allow(clippy::disallowed_methods, reason = "clients of tests end with them")]
 
-use pointsman_sim::{Dialect, Role};
-use pointsman_tests::{TestCluster, TestClusterBuilder};
+use std::{fs, net::SocketAddr, path::Path, time::Duration};
+
+use pointsman_sim::{Dialect, Role, SimConfig};
+use pointsman_tests::{Client, TestCluster, TestClusterBuilder, fountain::Fountain};
+use pointsman_workers::WorkerSpec;
+use serde_json::{Value, json};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
     time::{sleep, timeout},
 };
 
+const CHAT: &str = "/v1/chat/completions";
 const BODY: &str =
     r#"{"model":"tiny","max_tokens":2,"messages":[{"role":"user","content":"a slow upload"}]}"#;
 
@@ -124,4 +129,107 @@ async fn a_gateway_that_is_dropped_stops_to_listen() {
         };
         timeout(Duration::from_secs(10), ended).await.expect("the listener is closed");
     }
+}
+
+/// A chat for an engine that makes a token every 20 ms.
+fn long_chat(stream: bool, tokens: u32) -> String {
+    json!({
+        "model": "tiny", "stream": stream, "max_tokens": tokens, "ignore_eos": true,
+        "messages": [{ "role": "user", "content": "x" }],
+    })
+    .to_string()
+}
+
+/// Code and output tokens of each request in a decision log, sorted.
+pub(crate) fn outcomes(log: &Path) -> Vec<(String, u64)> {
+    let mut files: Vec<_> = fs::read_dir(log).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.retain(|file| file.extension().is_some_and(|extension| extension == "zst"));
+    let text = files.iter().flat_map(|file| zstd::stream::decode_all(fs::File::open(file).unwrap()).unwrap());
+    let text = String::from_utf8(text.collect()).unwrap();
+    let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let one = |line: Value| {
+        let code = line.pointer("/outcome/code")?.as_str()?.to_owned();
+        Some((code, line["output_tokens"].as_u64().unwrap_or(0)))
+    };
+    let mut outcomes: Vec<_> = lines.filter_map(one).collect();
+    outcomes.sort();
+    outcomes
+}
+
+#[tokio::test]
+async fn i7_requests_that_outlast_the_drain_end_with_an_error_and_a_record() {
+    let dir = tempfile::tempdir().unwrap();
+    let itl = Duration::from_millis(20);
+    let cluster = TestClusterBuilder::new()
+        .config(|config| {
+            config.timeouts.drain = Duration::from_secs(3);
+            config.decisions.log_dir = Some(dir.path().to_owned());
+            config.queue.limit = 4;
+        })
+        .sim_with(
+            SimConfig { itl, ..SimConfig::instant(Dialect::Vllm, Role::Aggregated) },
+            ",max_concurrency=3",
+        )
+        .start()
+        .await
+        .unwrap();
+    let address = cluster.gateway.address;
+    let post = |tokens| {
+        let answer = async move { Client::new(address).post(CHAT, &[], long_chat(false, tokens)).await };
+        tokio::spawn(answer)
+    };
+    let stream = cluster.client.stream(CHAT, &[], long_chat(true, 5_000)).await.unwrap();
+    let (short, whole) = (post(40), post(5_000));
+    cluster.until("three run", |cluster| cluster.booked() == 3).await.unwrap();
+    // One of them runs when the short one has ended.
+    let waiting = [post(5_000), post(5_000)];
+    cluster.until("two wait", |cluster| cluster.gateway.state().queue.waiting() == 2).await.unwrap();
+    let mut upload = begin_upload(address).await;
+    let TestCluster { gateway, sims: _sims, .. } = cluster;
+    timeout(Duration::from_secs(20), gateway.drain()).await.unwrap();
+    // I7.13
+    assert_eq!(short.await.unwrap().unwrap().status, 200);
+    for answer in [whole].into_iter().chain(waiting) {
+        let answer = answer.await.unwrap().unwrap();
+        assert_eq!((answer.status.as_u16(), answer.code().as_str()), (503, "draining"));
+    }
+    let events = stream.all().await.unwrap();
+    let (last, before) = events.split_last().unwrap();
+    assert!(last.contains(r#""code":"draining""#) && before.len() > 10, "{last}");
+    let refused = rest(&mut upload).await;
+    assert!(refused.starts_with("HTTP/1.1 503 ") && refused.contains("draining"), "{refused}");
+    // I7.13
+    let recorded = outcomes(dir.path());
+    let codes: Vec<&str> = recorded.iter().map(|(code, _)| code.as_str()).collect();
+    assert_eq!(codes, ["draining", "draining", "draining", "draining", "ok"]);
+    assert!(recorded[3].1 > 10 && recorded[4].1 == 40, "the stream and the short one: {recorded:?}");
+}
+
+/// Nothing can be told to a client that does not read.
+#[tokio::test]
+async fn i7_a_client_that_does_not_read_ends_with_the_drain_and_is_recorded() {
+    let dir = tempfile::tempdir().unwrap();
+    let fountain = Fountain::start().unwrap();
+    let cluster = TestClusterBuilder::new()
+        .config(|config| {
+            config.timeouts.drain = Duration::from_millis(600);
+            config.decisions.log_dir = Some(dir.path().to_owned());
+            config.workers.push(WorkerSpec::parse_flag(&fountain.flag()).unwrap());
+        })
+        .start()
+        .await
+        .unwrap();
+    let mut client = TcpStream::connect(cluster.gateway.address).await.unwrap();
+    let body = long_chat(true, 5_000);
+    let head = format!("POST {CHAT} HTTP/1.1\r\nhost: gateway\r\ncontent-length: {}\r\n\r\n", body.len());
+    client.write_all((head + &body).as_bytes()).await.unwrap();
+    client.read_exact(&mut [0; 15]).await.unwrap();
+    let mut before = 0;
+    while fountain.written() != before {
+        before = fountain.written();
+        sleep(Duration::from_millis(300)).await;
+    }
+    timeout(Duration::from_secs(10), cluster.gateway.drain()).await.expect("the drain ends");
+    // I7.13
+    assert_eq!(outcomes(dir.path()).first().map(|(code, _)| code.as_str()), Some("draining"));
 }

@@ -479,6 +479,35 @@ async fn r5_health_follows_readiness_and_the_drain_lets_open_requests_end() {
 }
 
 #[tokio::test]
+async fn r5_requests_that_outlast_the_drain_are_ended_and_recorded() {
+    let dir = tempfile::tempdir().unwrap();
+    let builder = builder(1).config(|config| {
+        config.timeouts.drain = Duration::from_secs(1);
+        config.decisions.log_dir = Some(dir.path().to_owned());
+    });
+    let (cluster, picker) = started(builder).await;
+    let (_, mut silent) = picker.ask(CHAT, &[], &chat()).await.unwrap();
+    let (_, mut begun) = picker.ask(CHAT, &[], &chat()).await.unwrap();
+    begun.answer_head(200, "text/event-stream", None).unwrap();
+    begun.next().await.unwrap();
+    let mut upload = picker.open().await.unwrap();
+    upload.head("POST", CHAT, &[], false).unwrap();
+    cluster.until("all are open", |it| it.gateway.state().metrics.inflight.get() == 3).await.unwrap();
+    let TestCluster { gateway, sims: _sims, .. } = cluster;
+    let ended = async {
+        for carried in [&mut silent, &mut begun, &mut upload] {
+            // R5.3
+            let (status, text) = carried.picked().await.unwrap().refusal();
+            assert!(status == 503 && text.contains(r#""code":"draining""#), "{status} {text}");
+        }
+    };
+    timeout(Duration::from_secs(20), async { tokio::join!(gateway.drain(), ended) }).await.unwrap();
+    // R5.3
+    let recorded = crate::drain::outcomes(dir.path());
+    assert!(recorded.len() == 2 && recorded.iter().all(|(code, _)| code == "draining"), "{recorded:?}");
+}
+
+#[tokio::test]
 async fn r5_without_workers_only_liveness_is_serving() {
     let (_cluster, picker) = cluster(0).await;
     // R5.1

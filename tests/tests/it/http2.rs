@@ -378,6 +378,23 @@ async fn j5_a_drain_lets_streams_finish_and_says_goodbye() {
 }
 
 #[tokio::test]
+async fn j5_a_stream_that_outlasts_the_drain_ends_with_an_error() {
+    let builder = TestClusterBuilder::new().sim_with(slow_engine(), "");
+    let secure = Secure::start(builder, |config| config.timeouts.drain = Duration::from_secs(1)).await;
+    let mut client = secure.client().await;
+    let mut stream = client.send("POST", CHAT, &chat(5_000)).await.unwrap();
+    let whole = chat(5_000).replace("true,\"max", "false,\"max");
+    let (whole, _sending) = client.begin("POST", CHAT, &whole).await.unwrap();
+    secure.cluster.until("both run", |cluster| cluster.booked() == 2).await.unwrap();
+    let Secure { cluster: TestCluster { gateway, sims: _sims, .. }, .. } = secure;
+    let finish = async { (stream.text().await.unwrap(), whole.await.unwrap().status()) };
+    let ((), (text, whole)) = timeout(LIMIT, async { tokio::join!(gateway.drain(), finish) }).await.unwrap();
+    // J5.8
+    assert!(text.contains("content") && text.contains(r#""code":"draining""#), "{text}");
+    assert_eq!(whole, 503);
+}
+
+#[tokio::test]
 async fn j5_heads_are_bounded() {
     let builder = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated);
     let secure = Secure::start(builder, |_| {}).await;

@@ -53,7 +53,12 @@ where
         account.counts_for(state.tenant_metrics.of(caller.tenant_name()));
         admit(&state, caller, &parts.headers, body, started).await
     };
-    let answer = match admitted.await {
+    let admitted = tokio::select! {
+        biased;
+        admitted = admitted => admitted,
+        () = state.drain_end.seen() => Err(ApiError::Draining),
+    };
+    let answer = match admitted {
         Err(error) => refuse(Refused::new(account, error)),
         Ok(Admitted { body, caller, held }) => {
             account.stage("receive", started);

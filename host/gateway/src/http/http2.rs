@@ -20,6 +20,7 @@ use super::{
     connected::{AnswerBody, Connected},
     request_head, request_id,
 };
+use crate::state::drain_end::DrainEnd;
 use crate::{budget::Budget, config::Http2, openai::error::ApiError, orchestrate::relay::Answer};
 
 mod request_body;
@@ -81,7 +82,7 @@ pub(super) async fn serve(
     connected: Connected,
     limits: Limits,
     tasks: TaskTracker,
-    draining: CancellationToken,
+    (draining, drain_end): (CancellationToken, DrainEnd),
 ) -> Option<&'static str> {
     let Limits { http2, idle, write, connection_window, requests } = limits;
     let streams = Streams::new(http2.max_resets);
@@ -102,7 +103,8 @@ pub(super) async fn serve(
         };
         answer.map_ok(move |answer| answer.map(|answer| body.with(answer)))
     });
-    let mut builder = Builder::new(Spawn { streams: streams.clone(), tasks, write });
+    let mut builder =
+        Builder::new(Spawn { streams: streams.clone(), tasks, write, drain_end: drain_end.of_connection() });
     builder
         .timer(TokioTimer::new())
         .max_concurrent_streams(http2.max_concurrent_streams)

@@ -37,7 +37,7 @@ use super::{
 use crate::{
     budget::Share,
     orchestrate::client_connection::ClientConnection,
-    state::{Settings, SharedState, address_budget::AddressShare},
+    state::{Settings, SharedState, address_budget::AddressShare, drain_end::DrainEnd},
     telemetry::metrics::Metrics,
 };
 
@@ -132,13 +132,14 @@ async fn serve_connection(
 ) {
     // Without Nagle's algorithm an event does not wait for the acknowledgement of the event before it.
     let _ = stream.set_nodelay(true);
-    let (limits, tls, draining) = {
+    let (limits, tls, drain) = {
         let state = shared.get();
         let Settings { http2, client_idle_timeout: idle, client_write_timeout: write, .. } = state.settings;
         let idle = open.audience.idle(idle);
         let limits = Limits::of_clients(http2, idle, write, state.http2_requests.clone());
         let limits = if open.audience.speaks_http2_only() { limits.of_proxies() } else { limits };
-        (limits, open.audience.tls(&state).handshake(), state.draining.clone())
+        let drain = (state.draining.clone(), state.drain_end.clone());
+        (limits, open.audience.tls(&state).handshake(), drain)
     };
     let (client, peer) = (ClientConnection::default(), open.peer);
     let socket = ClientSocket::new(stream, client.clone(), limits.write, stop.clone());
@@ -159,9 +160,9 @@ async fn serve_connection(
     let connected = Connected::new(service, Sender { address: peer, certificate });
     let ended = if io.speaks_http2() || open.audience.speaks_http2_only() {
         // Its state is large, and connections of HTTP/1.1 need no room for it.
-        Box::pin(http2::serve(io, connected, limits, tasks, draining)).await
+        Box::pin(http2::serve(io, connected, limits, tasks, drain)).await
     } else {
-        serve_http1(io, connected, client.clone(), limits.idle, (draining, stop)).await
+        serve_http1(io, connected, client.clone(), limits.idle, (drain, stop)).await
     };
     let ended = if client.is_too_slow() { Some("write_timeout") } else { ended };
     if let Some(reason) = ended {
@@ -187,7 +188,7 @@ async fn serve_http1(
     connected: Connected,
     client: ClientConnection,
     idle: Duration,
-    (draining, stop): (CancellationToken, CancellationToken),
+    ((draining, drain_end), stop): ((CancellationToken, DrainEnd), CancellationToken),
 ) -> Option<&'static str> {
     let state = Arc::new(Http1::default());
     let of_requests = state.clone();
@@ -226,7 +227,11 @@ async fn serve_http1(
         biased;
         () = ends => {
             connection.as_mut().graceful_shutdown();
-            connection.await
+            tokio::select! {
+                ended = connection.as_mut() => ended,
+                // Its requests look whether the drain ends when they are polled.
+                () = drain_end.passed() => connection.await,
+            }
         }
         ended = connection.as_mut() => ended,
     };

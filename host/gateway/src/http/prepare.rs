@@ -79,7 +79,7 @@ pub(crate) async fn prepare(
     gone: &CancellationToken,
 ) -> Result<Prepared, Refused> {
     let Received { endpoint, headers, body, caller, mut account, only } = received;
-    let mut request = match read((state, upstream), endpoint, &headers, body, &caller).await {
+    let mut request = match read_before_stop((state, upstream), endpoint, &headers, body, &caller).await {
         Ok(request) => request,
         Err(error) => return Err(Refused::new(account, error)),
     };
@@ -183,12 +183,28 @@ async fn tokens_of(
         tokens = state.tokens.of(request, tenant, upstream, &state.metrics, &workers) => tokens,
         () = gone.cancelled() => None,
         () = tokio::time::sleep_until(deadline) => return Err(ApiError::Deadline),
+        () = state.drain_end.seen() => return Err(ApiError::Draining),
     };
     if tokens.is_some() || begun.elapsed() > SLOW_TOKENS {
         account.stage("tokenize", begun);
     }
     // Nothing was sent for a client that left: planning and prefill would be wasted.
     if gone.is_cancelled() { Err(ApiError::ClientClosed) } else { Ok(tokens) }
+}
+
+/// Parses a request, unless the drain ends before.
+async fn read_before_stop(
+    of_gateway: (&State, &Upstream),
+    endpoint: Endpoint,
+    headers: &HeaderMap,
+    body: Bytes,
+    caller: &Caller,
+) -> Result<Arc<Request>, ApiError> {
+    tokio::select! {
+        biased;
+        read = read(of_gateway, endpoint, headers, body, caller) => read,
+        () = of_gateway.0.drain_end.seen() => Err(ApiError::Draining),
+    }
 }
 
 /// Parses a request. A canary is a completion; what continues a stored response is pinned to its worker.

@@ -259,11 +259,7 @@ async fn relay(
     };
     let settings = &state.settings;
     let patience = Patience { idle: settings.realtime_idle_timeout, write: settings.client_write_timeout };
-    let stop = async {
-        state.draining.cancelled().await;
-        tokio::time::sleep(settings.drain_timeout.saturating_sub(DRAIN_RESERVE)).await;
-    };
-    let (ended, bytes) = tunnel(TokioIo::new(client), engine.io, patience, stop).await;
+    let (ended, bytes) = tunnel(TokioIo::new(client), engine.io, patience, state.drain_end.passed()).await;
     state.metrics.relayed_bytes.inc_by(bytes);
     let account = session.account();
     account.ended(101, ended.code());
@@ -271,6 +267,3 @@ async fn relay(
     drop(place);
     session.end(ended == Ended::EngineSlow);
 }
-
-/// Time that is left of the drain for the close of the connection.
-const DRAIN_RESERVE: std::time::Duration = std::time::Duration::from_secs(2);

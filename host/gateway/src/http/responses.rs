@@ -82,14 +82,19 @@ async fn serve(thread: &DataThread, request: Parts, id: &str, path: String) -> R
         };
         answer(&state, &upstream, &call, &account.request_id).await
     };
-    match timeout_at(deadline, answered).await.unwrap_or(Err(ApiError::Deadline)) {
+    let answered = tokio::select! {
+        biased;
+        answered = timeout_at(deadline, answered) => answered.unwrap_or(Err(ApiError::Deadline)),
+        () = state.drain_end.seen() => Err(ApiError::Draining),
+    };
+    match answered {
         Ok(Answered::Whole(response)) => {
             account.ended(response.status().as_u16(), "ok");
             response.map(Body::from)
         }
         Ok(Answered::Stream(response)) => {
-            let timeouts = state.settings.leg_timeouts;
-            response.map(|body| events(StoredEvents::new(body, timeouts, deadline, account, may_have_all)))
+            let (timeouts, ends) = (state.settings.leg_timeouts, (deadline, state.drain_end.clone()));
+            response.map(|body| events(StoredEvents::new(body, timeouts, ends, account, may_have_all)))
         }
         Err(error) => {
             account.ended(error.status().as_u16(), error.code());

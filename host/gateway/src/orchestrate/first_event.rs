@@ -51,11 +51,12 @@ impl Drive {
     /// before them, lose the content type. Otherwise it is a whole answer, which is the client's unless it
     /// has the beginning of a stream: some servers ignore `stream` for some requests.
     pub(super) async fn no_stream(&mut self, mut head: Response<Body>) -> Head {
+        let drain_end = self.state.drain_end.clone();
         let limit = self.state.settings.leg_timeouts.head;
         let silence = Silence { what: "first event of the stream", key: "head", limit };
         let begins = upstream::with_time_limit(silence, begins_as_stream(head.body_mut()));
         let no_events = || CallError::Protocol("the stream has no events".to_owned());
-        match tokio::time::timeout_at(self.deadline, begins).await.unwrap_or_else(|_| Err(no_events())) {
+        match drain_end.or_at(self.deadline, begins).await.unwrap_or_else(|| Err(no_events())) {
             Ok(true) => {
                 let stream = HeaderValue::from_static("text/event-stream");
                 head.headers_mut().insert(header::CONTENT_TYPE, stream);
@@ -67,9 +68,9 @@ impl Drive {
         let shown: String = String::from_utf8_lossy(content_type(&head)).chars().take(60).collect();
         let pause = self.state.settings.leg_timeouts.pause();
         let mut held = self.state.body_bytes.share();
-        let read = tokio::time::timeout_at(self.deadline, read_json(head, pause, &mut held)).await;
+        let read = drain_end.or_at(self.deadline, read_json(head, pause, &mut held)).await;
         let is_taken = !self.legs.awaits_rest() && !self.wants_ids();
-        Head::Over(match read.unwrap_or_else(|_| Err(no_events())) {
+        Head::Over(match read.unwrap_or_else(|| Err(no_events())) {
             Ok(Some(whole)) if is_taken => self.answered_whole(whole, held),
             Ok(_) => self.answer_failed(CallError::Protocol(format!(
                 "expected text/event-stream, got content type `{shown}`"

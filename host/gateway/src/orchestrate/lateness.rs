@@ -3,11 +3,12 @@
 
 use std::hash::{BuildHasher as _, BuildHasherDefault, DefaultHasher};
 
+use pointsman_orchestration::Event;
 use pointsman_workers::Leg;
 use tokio::time::{Duration, Instant};
 
 use super::Drive;
-use crate::{connectors::connector_for, upstream::CallError};
+use crate::{connectors::connector_for, openai::error::ApiError, upstream::CallError};
 
 impl Drive {
     /// Gives engines time for what they still need, after the client has its answer: a prefill in flight may
@@ -20,6 +21,22 @@ impl Drive {
         let lease = candidate.map(|candidate| candidate.worker.spec().handoff_lease());
         self.deadline = Instant::now() + prefill + lease.unwrap_or_default();
         self.release_place();
+    }
+
+    /// Returns whether the request has to end because the drain ends, and was not told yet.
+    pub(crate) fn drain_ends(&self) -> bool {
+        !self.reported.drain_end && self.state.drain_end.has_passed()
+    }
+
+    /// Ends the request because the drain ends. No worker is late.
+    pub(super) fn drain_ended(&mut self) -> Event {
+        self.reported.drain_end = true;
+        Event::Deadline
+    }
+
+    /// Returns the error of a request that had to end: at its deadline, or with the drain.
+    pub(super) fn out_of_time(&self) -> ApiError {
+        if self.reported.drain_end { ApiError::Draining } else { ApiError::Deadline }
     }
 
     /// The request's own deadline passed: counts it with the worker that had time to answer and did not.

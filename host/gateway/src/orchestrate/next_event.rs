@@ -43,6 +43,13 @@ pub(super) enum Alarm {
     Estimate,
 }
 
+/// Events that are reported once.
+#[derive(Default)]
+pub(super) struct Reported {
+    pub(super) client_gone: bool,
+    pub(super) drain_end: bool,
+}
+
 impl Drive {
     /// Waits for the next event of the client, the legs and the clock.
     pub(super) async fn next(&mut self) -> Next {
@@ -51,11 +58,11 @@ impl Drive {
         }
         let (until, alarm) = self.next_alarm();
         let waiting = self.attempts.waiting();
-        let PerLeg { prefill, answering } = &mut self.runs;
+        let (PerLeg { prefill, answering }, drain_end) = (&mut self.runs, &self.state.drain_end);
         tokio::select! {
             biased;
-            () = self.gone.cancelled(), if !self.saw_gone => {
-                self.saw_gone = true;
+            () = self.gone.cancelled(), if !self.reported.client_gone => {
+                self.reported.client_gone = true;
                 Next::Event(Event::ClientGone)
             }
             outcome = finish_or_never(&mut prefill.call) => self.call_ended(Leg::Prefill, outcome),
@@ -64,6 +71,7 @@ impl Drive {
                 self.runs.answering.pending_head.take().map_or(Next::Nothing, Next::Stream)
             }
             () = wait_or_never(waiting) => Next::Again,
+            () = drain_end.seen(), if !self.reported.drain_end => Next::Event(self.drain_ended()),
             () = tokio::time::sleep_until(until) => {
                 let sent = self.runs.answering.sent.filter(|_| self.runs.answering.call.is_some());
                 self.on_alarm(alarm, sent).map_or(Next::Nothing, Next::Event)

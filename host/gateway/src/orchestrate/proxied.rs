@@ -138,14 +138,25 @@ impl ProxiedRequest {
         self.drive.next_alarm().0
     }
 
-    /// Handles a deadline that has passed. Returns the error if that ends the request.
+    /// Returns whether the request has to end because the drain ends.
+    pub(crate) fn must_end(&self) -> bool {
+        self.drive.drain_ends()
+    }
+
+    /// Handles a deadline that has passed, or the end of the drain. Returns the error if that ends the
+    /// request.
     pub(crate) fn time_passed(&mut self) -> Option<ApiError> {
+        let ends = self.must_end().then(|| self.drive.drain_ended());
         let (until, alarm) = self.drive.next_alarm();
-        if Instant::now() < until {
+        if ends.is_none() && Instant::now() < until {
             return None;
         }
         if self.drive.legs.is_finished() {
-            return Some(ApiError::Deadline);
+            return Some(self.drive.out_of_time());
+        }
+        if let Some(event) = ends {
+            self.report(event);
+            return Some(self.drive.out_of_time());
         }
         // Before the head of a pair's answer, nothing says which of the two is late.
         let is_unknown = self.is_pair() && matches!(self.content, Content::Nothing);
@@ -156,7 +167,7 @@ impl ProxiedRequest {
             self.drive.note_handoff_late();
         }
         self.report(event);
-        Some(ApiError::Deadline)
+        Some(self.drive.out_of_time())
     }
 
     /// Handles the head of the answer.
@@ -309,7 +320,7 @@ impl ProxiedRequest {
         while let Some(action) = self.drive.next_action() {
             let cause = match action {
                 Action::Fail(leg) => self.drive.cause(leg),
-                Action::FailDeadline => ApiError::Deadline,
+                Action::FailDeadline => self.drive.out_of_time(),
                 other => {
                     self.drive.perform(other);
                     continue;

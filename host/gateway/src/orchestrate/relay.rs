@@ -177,7 +177,7 @@ impl Relay {
         if self.poll_engine(cx).is_ready() {
             return Poll::Ready(());
         }
-        if self.out.is_empty() && self.timer.as_mut().poll(cx).is_ready() {
+        if self.out.is_empty() && (self.timer.as_mut().poll(cx).is_ready() || self.drain_ends()) {
             self.time_passed();
             return Poll::Ready(());
         }
@@ -337,7 +337,7 @@ impl Relay {
                 let cause = self.drive.cause(leg);
                 self.fail_client(cause);
             }
-            Action::FailDeadline => self.fail_client(ApiError::Deadline),
+            Action::FailDeadline => self.fail_client(self.drive.out_of_time()),
             Action::Cancel(leg) => {
                 // A local plan or a fallback changes which leg answers before the old one is cancelled.
                 if leg != Leg::Prefill {

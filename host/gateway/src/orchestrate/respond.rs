@@ -8,10 +8,7 @@ use super::{
     executor::{Ending, Reached},
     relay::{self, Answer},
 };
-use crate::{
-    openai::{error::ApiError, request_id::set_request_id},
-    telemetry::account::Account,
-};
+use crate::{openai::request_id::set_request_id, telemetry::account::Account};
 
 /// Header by which a client asks for the decisions about its request, and gets them.
 pub(crate) const DECISION: HeaderName = HeaderName::from_static("x-pointsman-decision");
@@ -26,7 +23,7 @@ impl Drive {
                 Some(Ending::Whole(whole))
             }
             Action::Fail(leg) => Some(Ending::Failed(self.cause(leg))),
-            Action::FailDeadline => Some(Ending::Failed(ApiError::Deadline)),
+            Action::FailDeadline => Some(Ending::Failed(self.out_of_time())),
             other => {
                 self.perform(other);
                 None

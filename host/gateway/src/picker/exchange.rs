@@ -248,6 +248,11 @@ impl Exchange for GatewayExchange {
         }
     }
 
+    fn must_end(&mut self) -> bool {
+        let waits = || self.state.drain_end.has_passed();
+        self.proxied.as_ref().map_or_else(waits, ProxiedRequest::must_end)
+    }
+
     fn time_passed(&mut self) -> Option<Refusal> {
         if let Some(proxied) = &mut self.proxied {
             let error = proxied.time_passed()?;
@@ -255,7 +260,13 @@ impl Exchange for GatewayExchange {
         }
         let idle = self.state.settings.body_idle_timeout;
         let is_late = self.started.elapsed() >= self.state.settings.request_timeout;
-        let error = if is_late { ApiError::Deadline } else { ApiError::RequestTimeout(idle) };
+        let error = if self.must_end() {
+            ApiError::Draining
+        } else if is_late {
+            ApiError::Deadline
+        } else {
+            ApiError::RequestTimeout(idle)
+        };
         Some(self.refuse(&error))
     }
 }

@@ -92,8 +92,17 @@ impl Answer {
 
     /// Why a client did not get the whole answer.
     fn lost(&self) -> ApiError {
-        let too_slow = self.client.as_ref().is_some_and(ClientConnection::is_too_slow);
-        if too_slow { ApiError::ClientTooSlow } else { ApiError::ClientClosed }
+        if self.client.as_ref().is_some_and(ClientConnection::is_too_slow) {
+            return ApiError::ClientTooSlow;
+        }
+        let state = match &self.content {
+            Content::Whole { drive, .. } => drive.as_ref().map(|drive| &drive.state),
+            Content::Relayed(relay) => relay.as_ref().map(|relay| &relay.drive.state),
+            Content::Continued(_) => None,
+        };
+        // A client that did not read was not told.
+        let ends = state.is_some_and(|state| state.drain_end.has_passed());
+        if ends { ApiError::Draining } else { ApiError::ClientClosed }
     }
 }
 

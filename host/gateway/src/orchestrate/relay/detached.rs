@@ -23,7 +23,7 @@ pub(crate) async fn drain(drive: Box<Drive>, head: Response<upstream::Body>) {
 impl Relay {
     async fn drain(mut self: Box<Self>) {
         // The legs know already that there is no client.
-        self.drive.saw_gone = true;
+        self.drive.reported.client_gone = true;
         while !self.over {
             self.out.clear();
             if self.incoming.is_some() {

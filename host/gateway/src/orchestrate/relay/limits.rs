@@ -45,12 +45,21 @@ impl Relay {
         }
     }
 
-    /// Acts on what is due: the deadline, a silent engine, or bookings that expired.
+    /// Returns whether the drain ends and the answer is not whole.
+    pub(super) fn drain_ends(&self) -> bool {
+        (!self.closed || self.held.is_some()) && self.drive.drain_ends()
+    }
+
+    /// Acts on what is due: the end of the drain, the deadline, a silent engine, or bookings that expired.
     pub(super) fn time_passed(&mut self) {
         let now = Instant::now();
-        if now >= self.drive.deadline {
+        let ends = self.drain_ends().then(|| self.drive.drain_ended());
+        let is_late = ends.is_none() && now >= self.drive.deadline;
+        if is_late {
             self.drive.note_deadline(self.incoming.as_ref().map(|_| self.event_at));
-            self.report(Event::Deadline);
+        }
+        if let Some(event) = ends.or(is_late.then_some(Event::Deadline)) {
+            self.report(event);
             if !self.over {
                 self.set_timer();
             }

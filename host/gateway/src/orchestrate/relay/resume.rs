@@ -1,6 +1,8 @@
 //! Continues a stream whose engine failed: decides whether that is safe, finds workers for the rest of the
 //! answer, and joins their events to the client's stream (I14).
 
+use std::pin::pin;
+
 use http::Response;
 use pointsman_orchestration::{Event, Failed};
 use pointsman_workers::Leg;
@@ -176,6 +178,10 @@ impl Relay {
 
     /// Finds workers for the rest of the answer, and waits until its stream begins or the request ends.
     pub(super) async fn resume(mut self: Box<Self>) -> Box<Self> {
+        let state = self.drive.state.clone();
+        let mut drain_end = pin!(state.drain_end.passed());
+        // The client's connection does not wake this task.
+        let _ = futures_util::poll!(drain_end.as_mut());
         if self.resumption.is_suspect {
             tokio::time::sleep(OTHERS_BREAK).await;
             if let Some(event) = self.drive.blames_stream() {
@@ -271,7 +277,7 @@ impl Relay {
         if (was_pending || self.rest_is_due()) && !was_moving {
             self.drive.note_continued("failed", None);
         }
-        if !was_pending || was_moving || cause == ApiError::Deadline {
+        if !was_pending || was_moving || matches!(cause, ApiError::Deadline | ApiError::Draining) {
             let transcript = self.resumption.transcript.as_ref().ok();
             let delivered = transcript.and_then(|transcript| transcript.delivered().ok());
             let delivered = delivered.map_or(self.drive.account.tokens(), |delivered| delivered.tokens);

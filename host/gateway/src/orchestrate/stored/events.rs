@@ -16,7 +16,7 @@ use crate::{
         first_event::error_in,
         relay::{COMMENT, END_GRACE, end_last_event, ended_early},
     },
-    state::settings::LegTimeouts,
+    state::{drain_end::DrainEnd, settings::LegTimeouts},
     telemetry::account::Account,
     upstream::{Body, CallError},
 };
@@ -27,6 +27,7 @@ pub(crate) struct StoredEvents {
     splitter: Splitter,
     timeouts: LegTimeouts,
     deadline: Instant,
+    drain_end: DrainEnd,
     account: Box<Account>,
     /// Bytes for the client.
     out: Vec<u8>,
@@ -42,11 +43,11 @@ pub(crate) struct StoredEvents {
 }
 
 impl StoredEvents {
-    /// Returns the events in `body`, until `deadline`. `may_be_empty`: whether the client may have them all.
+    /// Returns the events in `body`, until `deadline` or the end of the drain. `may_be_empty`: whether the client may have them all.
     pub(crate) fn new(
         body: Body,
         timeouts: LegTimeouts,
-        deadline: Instant,
+        (deadline, drain_end): (Instant, DrainEnd),
         account: Box<Account>,
         may_be_empty: bool,
     ) -> Self {
@@ -56,6 +57,7 @@ impl StoredEvents {
             splitter: Splitter::default(),
             timeouts,
             deadline,
+            drain_end,
             account,
             out: Vec::new(),
             last_number: LastNumber::default(),
@@ -80,11 +82,16 @@ impl StoredEvents {
             if self.over {
                 return None;
             }
-            match timeout_at(self.next_moment(), self.body.read(self.splitter.room())).await {
-                Ok(Ok(true)) => self.take_events(),
-                Ok(Ok(false)) => self.end(None),
-                Ok(Err(error)) => self.end(Some(error.into())),
-                Err(_) => self.time_passed(),
+            let read = timeout_at(self.next_moment(), self.body.read(self.splitter.room()));
+            tokio::select! {
+                biased;
+                read = read => match read {
+                    Ok(Ok(true)) => self.take_events(),
+                    Ok(Ok(false)) => self.end(None),
+                    Ok(Err(error)) => self.end(Some(error.into())),
+                    Err(_) => self.time_passed(),
+                },
+                () = self.drain_end.seen(), if self.outcome.is_none() => self.fail(&ApiError::Draining),
             }
         }
     }
