@@ -156,6 +156,16 @@ fn n6_values_that_are_unknown_or_cannot_work_are_refused_with_a_sentence() {
             &["--set-json=engines.discovery.defaults.labels={}"],
             "got object, want boolean or number or string",
         ),
+        (&["autoscaling.enabled=true"], "targetInflightRequests needs monitoring.enabled"),
+        (&["autoscaling.enabled=true", "autoscaling.minReplicas=11"], "minReplicas 11 is above"),
+    ];
+    are_refused(&helm, cases);
+}
+
+#[test]
+fn n6_labels_and_annotations_of_the_chart_are_refused_with_a_sentence() {
+    let Some(helm) = Helm::installed() else { return };
+    let cases: Refused<'_> = &[
         (
             &[r"podLabels.app\.kubernetes\.io/name=x"],
             "podLabels has \"app.kubernetes.io/name\", which the chart sets: remove it",
@@ -165,8 +175,6 @@ fn n6_values_that_are_unknown_or_cannot_work_are_refused_with_a_sentence() {
             "podAnnotations has \"checksum/c",
         ),
         (&[r"monitoring.labels.helm\.sh/chart=x"], "monitoring.labels has \"helm.sh/chart\""),
-        (&["autoscaling.enabled=true"], "targetInflightRequests needs monitoring.enabled"),
-        (&["autoscaling.enabled=true", "autoscaling.minReplicas=11"], "minReplicas 11 is above"),
     ];
     are_refused(&helm, cases);
 }
