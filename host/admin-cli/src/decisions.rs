@@ -110,7 +110,11 @@ fn table(found: &Decisions) -> String {
             moment(one.call.now_us / 1_000),
             one.model.clone(),
             one.leg.clone(),
-            format!("{}@{}", one.policy.as_deref().unwrap_or("native"), one.generation),
+            format!(
+                "{}@{}",
+                one.program.as_ref().or(one.policy.as_ref()).map_or("native", |name| name),
+                one.generation
+            ),
             one.decider.by.clone(),
             choice(one),
             one.choice

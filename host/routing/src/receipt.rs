@@ -90,9 +90,13 @@ pub struct Receipt {
     /// The shadow's program, when there was one.
     #[serde(skip)]
     pub shadow_program: Option<Arc<ProgramSummary>>,
-    /// The policy's name, when the slot has one.
+    /// Names of the last filter and of the policy that ranks, as `GET /policies` shows them; `native` without
+    /// a policy.
+    #[serde(skip)]
+    pub program: Arc<str>,
+    /// Name of the policy that ranks, when the slot has one.
     pub policy: Option<Arc<str>>,
-    /// The policy's digest, when the slot has one.
+    /// Digest of the policy that ranks, when the slot has one.
     pub digest: Option<Digest>,
     /// Policy, hint, session or fallback that decided.
     pub decider: Decider,

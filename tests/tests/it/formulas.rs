@@ -247,7 +247,23 @@ async fn keep_narrows_like_a_filter_and_shed_rejects_with_its_status() {
     // `keep` alone: what is configured ranks.
     install(&cluster, "keep = \"!taint('spot')\"\n").await;
     let header = ask(&cluster).await;
-    assert!(header.starts_with("aggregated=2/") && header.contains("predicted-latency@3 policy"), "{header}");
+    // T1.4
+    let decided = "formula+predicted-latency@3 policy";
+    assert!(header.starts_with("aggregated=2/") && header.ends_with(decided), "{header}");
+    let metrics = cluster.admin.get("/metrics").await.unwrap();
+    let metrics = String::from_utf8_lossy(&metrics.body).into_owned();
+    let lines =
+        |name: &str| metrics.lines().filter(|line| line.starts_with(name)).collect::<Vec<_>>().join("\n");
+    // T1.4
+    assert!(lines("pointsman_decisions_total").contains("policy=\"formula+predicted-latency\""), "{metrics}");
+    let short = digest(b"keep = \"!taint('spot')\"\n").short();
+    // T1.5
+    assert!(lines("pointsman_policy_info").contains(&format!("digest=\"{short}+")), "{metrics}");
+    let list = cluster.admin.get("/decisions?limit=1&policy=formula%2Bpredicted-latency").await.unwrap();
+    let list = list.json().unwrap();
+    // T1.4
+    assert_eq!(list["decisions"][0]["program"], "formula+predicted-latency", "{list}");
+    assert_eq!(list["decisions"][0]["policy"], "predicted-latency", "{list}");
     // None is kept: the answer is that of any filter.
     install(&cluster, "keep = \"taint('none')\"\n").await;
     let reply = post(&cluster, &[]).await;

@@ -22,6 +22,9 @@ pub struct Decision {
     pub slot: String,
     pub generation: u64,
     pub mode: String,
+    /// The last filter and the policy that ranks.
+    #[serde(default)]
+    pub program: Option<String>,
     pub policy: Option<String>,
     pub digest: Option<String>,
     pub decider: Decider,

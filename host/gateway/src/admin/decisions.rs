@@ -208,7 +208,7 @@ impl Filter {
             && same(&self.leg, head.leg.as_str())
             && same(&self.slot, head.program.slot.as_str())
             && self.worker.is_none_or(|wanted| worker == Some(wanted))
-            && self.policy.as_deref().is_none_or(|wanted| wanted == policy())
+            && self.policy.as_deref().is_none_or(|wanted| wanted == policy() || wanted == &*head.program.name)
             && self.generation.is_none_or(|wanted| head.program.generation.0 == wanted)
             && same(&self.decider, head.by.label())
             && self.code.as_deref().is_none_or(|wanted| outcome.is_some_and(|outcome| outcome.code == wanted))

@@ -10,7 +10,7 @@ use tokio::time::{Duration, Instant};
 use super::{
     decision_stats::DecisionStats,
     labels::Name,
-    metrics::{DecisionLabels, Metrics, NATIVE, OTHER, seconds},
+    metrics::{DecisionLabels, Metrics, OTHER, seconds},
     tenant_metrics::TenantSeries,
     tenants::TenantRequest,
     traces::RequestTrace,
@@ -197,10 +197,9 @@ impl Account {
     pub(crate) fn decided(&mut self, receipt: Receipt, routing_request: &RoutingRequest) {
         self.metrics.route.observe(seconds(receipt.took));
         let slot = receipt.slot.as_str();
-        let policy = receipt.policy.as_ref().unwrap_or(&NATIVE).clone();
         let labels = DecisionLabels {
             slot,
-            policy: Name(policy),
+            policy: Name(receipt.program.clone()),
             lane: receipt.lane.as_str(),
             decider: receipt.decider.label(),
         };

@@ -194,6 +194,7 @@ impl Serialize for Record {
         map.serialize_entry("generation", &program.generation)?;
         map.serialize_entry("mode", &program.lane)?;
         map.serialize_entry("shadow", &header.shadow)?;
+        map.serialize_entry("program", &program.name)?;
         map.serialize_entry("policy", &named.map(|step| &step.name))?;
         map.serialize_entry("digest", &named.map(|step| step.digest))?;
         map.serialize_entry("decider", &decider(header.by, &parts.detail))?;

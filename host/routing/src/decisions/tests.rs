@@ -25,6 +25,7 @@ fn summary() -> Arc<ProgramSummary> {
         weight: None,
     };
     Arc::new(ProgramSummary {
+        name: "first".into(),
         slot: SlotKind::Prefill,
         generation: Generation(3),
         lane: Lane::Active,
@@ -201,6 +202,7 @@ fn t1_without_inputs_the_called_policies_are_told() {
     };
     let policies = vec![step("near", World::Filter), step("last", World::Selector)];
     let summary = Arc::new(ProgramSummary {
+        name: "first".into(),
         slot: SlotKind::Prefill,
         generation: Generation(3),
         lane: Lane::Active,

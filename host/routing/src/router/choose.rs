@@ -290,6 +290,7 @@ impl Chosen {
             lane: self.generation.lane,
             shadow: self.shadow,
             shadow_program: self.shadow_program,
+            program: self.generation.summary.name.clone(),
             policy: info.map(|info| info.name.clone()),
             digest: info.map(|info| info.digest),
             decider: self.decider,

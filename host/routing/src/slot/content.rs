@@ -102,6 +102,15 @@ impl Program {
         filters.iter().chain(scorers.iter().map(|scorer| &scorer.policy)).chain(last)
     }
 
+    /// The filters, in the order they run.
+    #[must_use]
+    pub fn filters(&self) -> &[Arc<dyn Policy>] {
+        match self {
+            Self::Selector { filters, .. } | Self::Scorers { filters, .. } => filters,
+            Self::Native(_) | Self::DecodeOverride(_) => &[],
+        }
+    }
+
     /// The policy that ranks and names the program: the selector, the first scorer, or the decode override.
     #[must_use]
     pub fn ranker(&self) -> Option<&PolicyInfo> {

@@ -18,6 +18,9 @@ pub struct ProgramSummary {
     pub generation: Generation,
     /// The lane it served in.
     pub lane: Lane,
+    /// Names of the last filter and of the policy that ranks, as `GET /policies` shows them; `native` without
+    /// a policy.
+    pub name: Arc<str>,
     /// The policies in call order: filters, then a selector or scorers; or one decode override.
     pub policies: Vec<PolicySummary>,
     /// Picks a row from the scorers' costs.
@@ -57,15 +60,10 @@ impl ProgramSummary {
             }
             Program::DecodeOverride(policy) => (vec![step(policy)], None),
         };
-        Self { slot, generation, lane, policies, picker }
-    }
-
-    /// The names of the last filter and of the policy that ranks, as `GET /policies` shows them.
-    #[must_use]
-    pub fn name(&self) -> String {
-        let filter = self.policies.iter().rfind(|step| step.world == World::Filter);
-        let names: Vec<&str> = filter.into_iter().chain(self.ranker()).map(|step| &*step.name).collect();
-        if names.is_empty() { "native".to_owned() } else { names.join("+") }
+        let filter = program.filters().last().map(|filter| filter.info());
+        let names: Vec<&str> = filter.into_iter().chain(program.ranker()).map(|info| &*info.name).collect();
+        let name = if names.is_empty() { "native".into() } else { names.join("+").into() };
+        Self { slot, generation, lane, name, policies, picker }
     }
 
     /// The policy that ranks: the first that is not a filter.

@@ -22,15 +22,14 @@ impl Account {
 }
 
 fn chosen(receipt: &Receipt) -> String {
-    let Receipt { leg, worker, rank, generation, .. } = receipt;
-    let policy = receipt.policy.as_deref().unwrap_or("native");
+    let Receipt { leg, worker, rank, generation, program, .. } = receipt;
     let by = receipt.decider.fallback().unwrap_or(receipt.decider.label());
-    format!("{leg}={worker}/{rank}{} {policy}@{generation} {by}", id(receipt.id))
+    format!("{leg}={worker}/{rank}{} {program}@{generation} {by}", id(receipt.id))
 }
 
 fn refused(decision: &RefusedDecision) -> String {
     let RefusedDecision { program, code, .. } = decision;
-    format!("{}=-{} {}@{} {code}", program.slot, id(decision.id), program.name(), program.generation)
+    format!("{}=-{} {}@{} {code}", program.slot, id(decision.id), program.name, program.generation)
 }
 
 fn id(id: Option<DecisionId>) -> String {

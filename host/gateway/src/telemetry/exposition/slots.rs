@@ -2,8 +2,10 @@
 
 use std::{fmt, sync::Arc};
 
-use pointsman_policy_runtime::{LaneStatus, ManagerStatus, MemoryStatus, PolicyManager, SlotStatus, Usage};
-use pointsman_routing::{CALL_BUCKETS_US, CallStats, Digest, Lane, Learning, Slot, SlotKind};
+use pointsman_policy_runtime::{
+    LaneStatus, ManagerStatus, MemoryStatus, PartStatus, PolicyManager, SlotStatus, Usage,
+};
+use pointsman_routing::{CALL_BUCKETS_US, CallStats, Lane, Learning, Slot, SlotKind};
 use pointsman_workers::ModelName;
 
 use super::families::{Distribution, Families, Labels};
@@ -60,19 +62,20 @@ fn encode_memory(out: &mut Families<'_>, status: &ManagerStatus) -> fmt::Result 
 
 fn encode_info(out: &mut Families<'_>, status: &ManagerStatus) -> fmt::Result {
     let info = status.slots.iter().flat_map(|slot| {
-        let one = |lane: Lane, policy: &str, version: Option<&String>, digest: Option<Digest>| {
+        let one = |lane: Lane, policy: &str, version: Option<&String>, parts: &[PartStatus]| {
+            let digests: Vec<String> = parts.iter().map(|part| part.digest.short()).collect();
             let mut labels = of_status(slot);
             labels.extend([
                 ("mode", lane.to_string()),
                 ("policy", policy.to_owned()),
                 ("version", version.cloned().unwrap_or_default()),
-                ("digest", digest.map(|digest| digest.short()).unwrap_or_default()),
+                ("digest", digests.join("+")),
             ]);
             (labels, 1_u64)
         };
-        let active = one(Lane::Active, &slot.policy, slot.version.as_ref(), slot.digest);
+        let active = one(Lane::Active, &slot.policy, slot.version.as_ref(), &slot.parts);
         let trials = trials(slot)
-            .map(|(lane, trial)| one(lane, &trial.policy, trial.version.as_ref(), trial.digest))
+            .map(|(lane, trial)| one(lane, &trial.policy, trial.version.as_ref(), &trial.parts))
             .collect::<Vec<_>>();
         std::iter::once(active).chain(trials)
     });

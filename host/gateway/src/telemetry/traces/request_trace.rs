@@ -322,8 +322,8 @@ fn decision(receipt: &Receipt) -> Attributes {
     if let Some(reason) = receipt.decider.fallback() {
         attributes.label("pointsman.fallback", reason);
     }
-    if let Some(policy) = &receipt.policy {
-        attributes.shared("pointsman.policy", policy);
+    if receipt.policy.is_some() {
+        attributes.shared("pointsman.policy", &receipt.program);
     }
     if let Some(digest) = receipt.digest {
         attributes.id("pointsman.digest", digest);

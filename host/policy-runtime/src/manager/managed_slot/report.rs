@@ -25,6 +25,8 @@ impl ManagedSlot {
         let Some(handle) = self.running(lane) else { return };
         let (kind, model) = self.name();
         let info = handle.program.ranker();
+        let digests: Vec<String> =
+            handle.program.policies().map(|policy| policy.info().digest.to_string()).collect();
         tracing::info!(
             slot = %kind,
             model = model.as_ref().map(|model| model.as_str()),
@@ -32,7 +34,7 @@ impl ManagedSlot {
             policy = program_name(&handle.program),
             version = info.map(|info| &*info.version),
             generation = handle.generation.0,
-            digest = info.map(|info| info.digest.to_string()),
+            digest = Some(digests.join("+")).filter(|digests| !digests.is_empty()),
             load_ms = self.lane_of(lane).load_ms,
             "{event}"
         );
