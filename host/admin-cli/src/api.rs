@@ -143,6 +143,9 @@ pub struct Refusal {
 /// The last failed call of a lane.
 #[derive(Clone, Debug, Deserialize)]
 pub struct LastFailure {
+    /// Name of the policy that failed.
+    #[serde(default)]
+    pub policy: String,
     pub kind: String,
     pub message: String,
     pub at_ms: u64,

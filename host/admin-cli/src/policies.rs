@@ -9,7 +9,7 @@ use crate::{
     block_on,
     gateway::GatewayArgs,
     print,
-    status::{digests, short},
+    status::{digests, failures, short},
     text::{Column, NONE, Table, ago, clean, now_ms, percent},
 };
 
@@ -51,6 +51,7 @@ fn policies_text(policies: &Policies, now_ms: u64) -> String {
     let compiling = compiling.map(|one| format!("{}, begun {}", one.file, ago(one.since_ms)));
     section("being compiled", compiling.collect());
     section("refused", refused(&policies.slots, &ago));
+    section("last failed calls", policies.slots.iter().flat_map(|slot| failures(slot, now_ms)).collect());
     let problems = policies.stray_problems.iter().map(Some).chain(std::iter::repeat(None));
     let strays = policies.strays.iter().zip(problems);
     let strays = strays.map(|(file, problem)| match problem {
@@ -161,6 +162,8 @@ mod tests {
                 "slot": "prefill", "model": "tiny", "state": "active", "generation": 4, "policy": "least-loaded",
                 "version": null, "digest": "sha256:0123456789abcdef", "calls": 9, "failures": 1,
                 "breaker_open": false, "since_ms": 50_000, "quarantined": ["sha256:77"],
+                "last_failure": { "kind": "invalid", "message": "invalid answer: cost 1 is NaN", "at_ms": 98_000,
+                                  "policy": "least-loaded" },
                 "refusals": [refusal(40_000, "before the last change"), refusal(60_000, "the newest \u{1b}[2J")],
                 "undo": { "policy": "least-loaded", "digest": "sha256:77" },
                 "canary": { "generation": 5, "share": 0.2, "policy": "trial", "since_ms": 1 }, "shadow": null,
@@ -186,6 +189,8 @@ mod tests {
             "  old.wasm: the file name selects no slot; did you mean `cold.wasm`?\n  older.wasm\n  and 7 more\n",
             "  prefill least-loaded sha256:77; to let it run again: pointsman policy rollback prefill --undo --model tiny\n",
             "  decode sha256:88: no usable file or setting asks for it now; an undo needs its file or settings again\n",
+            // T6.2
+            "last failed calls\n  prefill of tiny, least-loaded (invalid), 2 s ago: invalid answer: cost 1 is NaN\n",
             "  prefill active: installed (changed), now least-loaded, 50 s ago\n",
         ] {
             assert!(text.contains(line), "{line}: {text}");

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::Args;
 
 use crate::{
-    api::{Live, OnlyChoice, Part, Slot, Status, Trial},
+    api::{LastFailure, Live, OnlyChoice, Part, Slot, Status, Trial},
     block_on,
     gateway::GatewayArgs,
     print,
@@ -61,7 +61,7 @@ fn status_text(status: &Status, url: &str, now_ms: u64) -> String {
     text
 }
 
-/// Files that are being compiled, and the newest refusals in force.
+/// Files that are being compiled, the newest refusals in force, and failed calls.
 fn files(status: &Status, now_ms: u64) -> Vec<(&'static str, String)> {
     let compiling = status.compiling.iter();
     let mut lines: Vec<_> = compiling
@@ -77,7 +77,22 @@ fn files(status: &Status, now_ms: u64) -> Vec<(&'static str, String)> {
     if more > 0 {
         lines.push(("", format!("and {more} more; see `pointsman policies`")));
     }
+    lines.extend(status.slots.iter().flat_map(|slot| failures(slot, now_ms)).map(|line| ("failed", line)));
     lines
+}
+
+/// The last failed call of each lane of a slot.
+pub(crate) fn failures(slot: &Slot, now_ms: u64) -> Vec<String> {
+    let of = |trial: &Option<Trial>| trial.as_ref().and_then(|trial| trial.last_failure.clone());
+    let lanes =
+        [("", slot.last_failure.clone()), (" canary", of(&slot.canary)), (" shadow", of(&slot.shadow))];
+    let model = slot.model.as_ref().map(|model| format!(" of {model}")).unwrap_or_default();
+    let line = |(lane, failure): (&str, Option<LastFailure>)| {
+        let LastFailure { policy, kind, message, at_ms } = failure?;
+        let when = ago(at_ms, now_ms);
+        Some(format!("{}{lane}{model}, {policy} ({kind}), {when}: {message}", slot.slot))
+    };
+    lanes.into_iter().filter_map(line).collect()
 }
 
 /// Says which lanes of a slot send everything to one worker.
@@ -225,7 +240,9 @@ mod tests {
             "slots": [{
                 "slot": "prefill", "model": null, "state": "active", "generation": 2, "policy": "first",
                 "version": null, "digest": null, "calls": 1, "failures": 0, "breaker_open": false,
-                "since_ms": 50_000, "canary": null, "shadow": null,
+                "since_ms": 50_000, "canary": null,
+                "shadow": { "generation": 3, "share": 1.0, "policy": "pin+first", "last_failure": {
+                    "kind": "trap", "message": "trap: it panicked", "at_ms": 97_000, "policy": "pin" } },
                 "refusals": [
                     ended, refusal("active", 40_000, "before the last change"), refusal("canary", 60_000, &long),
                     refusal("shadow", 70_000, "\u{1b}[2J"), refusal("active", 80_000, "newest"),
@@ -241,6 +258,8 @@ mod tests {
             "\nrefused      prefill.active.wasm (not_wasm), 20 s ago: newest\n",
             "\nrefused      prefill.shadow.wasm (not_wasm), 30 s ago: \u{fffd}[2J\n",
             "\n             and 1 more; see `pointsman policies`\n",
+            // T6.2
+            "\nfailed       prefill shadow, pin (trap), 3 s ago: trap: it panicked\n",
         ] {
             // O1.16
             assert!(text.contains(line), "{line}: {text}");

@@ -180,7 +180,7 @@ fn deliver(
             let count = if generation.observing.try_call() {
                 let started = Instant::now();
                 let outcome = policy.observe(&mut context, moment(), batch);
-                generation.note_observed(&outcome, started.elapsed());
+                generation.note_observed(&policy.info().name, &outcome, started.elapsed());
                 outcome.as_ref().err().inspect(|failure| warn(generation, &policy.info().name, failure));
                 if outcome.is_ok() { &counts.given } else { &counts.failed }
             } else {

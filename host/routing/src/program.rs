@@ -26,8 +26,16 @@ pub(crate) enum Verdict {
     Shed(ShedReason),
     /// The filters dropped every row.
     NoRowLeft,
-    /// The policy gave no usable answer.
-    Failed(Failure),
+    /// A policy gave no usable answer.
+    Failed(FailedCall),
+}
+
+/// A call without a usable answer.
+#[derive(Debug, PartialEq)]
+pub(crate) struct FailedCall {
+    pub(crate) failure: Failure,
+    /// Step of the program that failed.
+    pub(crate) step: u32,
 }
 
 /// One run of a program.
@@ -41,15 +49,20 @@ pub(crate) struct Run<'run, 'call> {
 /// Why a run ended before its last policy answered.
 enum Stop {
     NoRowLeft,
-    Failed(Failure),
+    Failed(FailedCall),
+}
+
+/// Returns what a failure in this step ends the run with.
+fn failed(step: u32) -> impl Fn(Failure) -> Stop {
+    move |failure| Stop::Failed(FailedCall { failure, step })
 }
 
 impl Verdict {
     /// Counts the call that gave this verdict.
     pub(crate) fn count(&self, generation: &GenerationHandle, took: Duration) {
         match self {
-            Self::Failed(failure) => generation.note::<()>(&Err(failure.clone()), took),
-            _ => generation.note(&Ok(()), took),
+            Self::Failed(FailedCall { failure, step }) => generation.note_call(Some((failure, *step)), took),
+            _ => generation.note_call(None, took),
         }
     }
 }
@@ -65,12 +78,12 @@ impl Run<'_, '_> {
             Program::Scorers { filters, scorers, picker } => {
                 self.filter(filters, rows).and_then(|step| self.score(step, scorers, *picker, rows))
             }
-            Program::DecodeOverride(policy) => Err(Stop::Failed(policy.lacks("select"))),
+            Program::DecodeOverride(policy) => Err(failed(0)(policy.lacks("select"))),
         };
         match verdict {
             Ok(verdict) => verdict,
             Err(Stop::NoRowLeft) => Verdict::NoRowLeft,
-            Err(Stop::Failed(failure)) => Verdict::Failed(failure),
+            Err(Stop::Failed(failed)) => Verdict::Failed(failed),
         }
     }
 
@@ -116,11 +129,11 @@ impl Run<'_, '_> {
             let call = self.facts.query.call(rows.len());
             let ProgramBuffers { recorder, kept, .. } = &mut *self.buffers;
             let facts = recorder.stage(step, rows, |out| self.facts.write(&filter.info().wants, rows, out));
-            step += 1;
             let outcome = filter.keep(self.context, &call, facts, kept);
             recorder.take_state(self.context.state_accesses());
-            outcome.map_err(Stop::Failed)?;
-            answer_checks::kept(kept, rows.len()).map_err(Stop::Failed)?;
+            outcome.map_err(failed(step))?;
+            answer_checks::kept(kept, rows.len()).map_err(failed(step))?;
+            step += 1;
             retain_positions(rows, kept);
             if rows.is_empty() {
                 return Err(Stop::NoRowLeft);
@@ -135,11 +148,11 @@ impl Run<'_, '_> {
         let facts = recorder.stage(step, rows, |out| self.facts.write(&selector.info().wants, rows, out));
         let decision = selector.select(self.context, &call, facts);
         recorder.take_state(self.context.state_accesses());
-        match decision.map_err(Stop::Failed)? {
+        match decision.map_err(failed(step))? {
             Decision::Abstain => Ok(Verdict::Abstained),
-            Decision::Shed(shed) => Ok(Verdict::Shed(answer_checks::shed(shed).map_err(Stop::Failed)?)),
+            Decision::Shed(shed) => Ok(Verdict::Shed(answer_checks::shed(shed).map_err(failed(step))?)),
             Decision::Choose { row, costs: given, reason } => {
-                answer_checks::choice(row, &given, rows.len()).map_err(Stop::Failed)?;
+                answer_checks::choice(row, &given, rows.len()).map_err(failed(step))?;
                 costs.clear();
                 costs.extend(given);
                 let row = rows.get(row as usize).copied().ok_or(Stop::NoRowLeft)?;
@@ -164,14 +177,14 @@ impl Run<'_, '_> {
             let facts = recorder.stage(step, rows, |out| self.facts.write(wants, rows, out));
             let outcome = scorer.policy.score(self.context, &call, facts, scores);
             recorder.take_state(self.context.state_accesses());
-            outcome.map_err(Stop::Failed)?;
-            answer_checks::costs(scores, rows.len()).map_err(Stop::Failed)?;
+            outcome.map_err(failed(step))?;
+            answer_checks::costs(scores, rows.len()).map_err(failed(step))?;
             pick::normalize(scorer.normalize, scores);
             for (sum, score) in costs.iter_mut().zip(scores.iter()) {
                 *sum += scorer.weight * score;
             }
         }
-        answer_checks::costs(costs, rows.len()).map_err(Stop::Failed)?;
+        answer_checks::costs(costs, rows.len()).map_err(failed(first))?;
         let temperature = self.facts.config.temperature as f32;
         let position = pick::pick(picker, costs, temperature, call.seed);
         let row = position.and_then(|position| rows.get(position)).ok_or(Stop::NoRowLeft)?;

@@ -143,15 +143,16 @@ impl Breaker {
         self.retry_at_ms.load(Ordering::Acquire) != 0
     }
 
-    /// Closes the breaker, unless its failure rate opened it and the pause has not ended. `calls` is the
-    /// number of calls so far; only [`BreakerRules::failure_rate`] uses it.
-    pub fn record_success(&self, calls: u64) {
+    /// Closes the breaker, unless its failure rate opened it and the pause has not ended. Returns whether that
+    /// closed it. `calls` is the number of calls so far; only [`BreakerRules::failure_rate`] uses it.
+    pub fn record_success(&self, calls: u64) -> bool {
+        let mut closed = false;
         let rated = self.rated.load(Ordering::Relaxed);
         // Check both: a success that runs between the two writes of a failure leaves only one of them set.
         if self.consecutive.load(Ordering::Relaxed) != 0 || self.is_open() {
             self.consecutive.store(0, Ordering::Relaxed);
             if rated && self.now_ms() < self.held_until_ms.load(Ordering::Relaxed) {
-                return;
+                return false;
             }
             if !rated {
                 self.openings.store(0, Ordering::Relaxed);
@@ -159,17 +160,19 @@ impl Breaker {
                 // The calls of the pause and of the probation are not part of the rate.
                 self.begin_window(calls);
             }
-            self.retry_at_ms.store(0, Ordering::Release);
+            closed = self.retry_at_ms.swap(0, Ordering::AcqRel) != 0;
         }
         if rated && self.is_window_full(calls) {
             self.begin_window(calls);
             self.end_rated();
         }
+        closed
     }
 
-    /// Counts a failure, which opens the breaker if its rules say so. `calls` is the number of calls so far;
-    /// only [`BreakerRules::failure_rate`] uses it.
-    pub fn record_failure(&self, calls: u64) {
+    /// Counts a failure, which opens the breaker if its rules say so. Returns whether the breaker was closed
+    /// before and is open now. `calls` is the number of calls so far; only [`BreakerRules::failure_rate`] uses
+    /// it.
+    pub fn record_failure(&self, calls: u64) -> bool {
         let in_row = self.count_failure() >= self.rules.consecutive_failures;
         let by_rate = !self.is_open() && self.rate_exceeded(calls);
         if by_rate {
@@ -179,25 +182,26 @@ impl Breaker {
         match self.rules.after_pause {
             AfterPause::OneTrial if too_many => self.open(),
             AfterPause::Probation if !self.is_paused() && (too_many || self.is_open()) => self.open(),
-            AfterPause::OneTrial | AfterPause::Probation => {}
+            AfterPause::OneTrial | AfterPause::Probation => false,
         }
     }
 
-    /// Counts a failure that opens the breaker at once.
-    pub fn trip(&self) {
+    /// Counts a failure that opens the breaker at once. Returns whether it was closed before.
+    pub fn trip(&self) -> bool {
         self.count_failure();
-        self.open();
+        self.open()
     }
 
     fn count_failure(&self) -> u32 {
         self.consecutive.fetch_add(1, Ordering::Relaxed).saturating_add(1)
     }
 
-    fn open(&self) {
+    /// Opens the breaker, or begins its next pause. Returns whether it was closed before.
+    fn open(&self) -> bool {
         let pause = self.rules.pause(self.openings.fetch_add(1, Ordering::Relaxed));
         let until = self.now_ms().saturating_add(millis(pause)).max(1);
         self.held_until_ms.store(until, Ordering::Relaxed);
-        self.retry_at_ms.store(until, Ordering::Release);
+        self.retry_at_ms.swap(until, Ordering::AcqRel) == 0
     }
 
     /// Counts a failure in its window and starts the next window when this one is full or its rate too high.
@@ -250,7 +254,9 @@ mod tests {
         let breaker = Breaker::new(BreakerRules::WORKER);
         // Each failure is among many other calls.
         let calls = std::cell::Cell::new(0);
-        let fail = || breaker.record_failure(calls.replace(calls.get() + 100));
+        let fail = || {
+            breaker.record_failure(calls.replace(calls.get() + 100));
+        };
         let pause = BreakerRules::WORKER.first_pause;
         (0..4).for_each(|_| fail());
         breaker.record_success(calls.get());
@@ -274,7 +280,9 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_worker_s_breaker_lets_all_calls_through_on_probation_and_ignores_failures_while_paused() {
         let breaker = Breaker::new(BreakerRules::WORKER);
-        (0..5).for_each(|_| breaker.record_failure(0));
+        for _ in 0..5 {
+            breaker.record_failure(0);
+        }
         assert!(!breaker.try_call());
         tokio::time::advance(BreakerRules::WORKER.first_pause / 2).await;
         breaker.record_failure(0);
@@ -293,6 +301,21 @@ mod tests {
         assert!(!breaker.try_call(), "one trial only");
         breaker.record_success(0);
         assert!(!breaker.is_open() && breaker.try_call());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn t6_each_opening_and_each_closing_is_told_once() {
+        let breaker = Breaker::new(BreakerRules::POLICY);
+        let fail = || breaker.record_failure(0);
+        // T6.1
+        assert_eq!(
+            [fail(), fail(), fail(), fail(), fail(), fail()],
+            [false, false, false, false, true, false]
+        );
+        tokio::time::advance(BreakerRules::POLICY.first_pause).await;
+        assert!(breaker.try_call() && !fail() && !breaker.trip(), "it stayed open");
+        assert!(breaker.record_success(0) && !breaker.record_success(0));
+        assert!(breaker.trip());
     }
 
     /// Fails one of every `one_in` calls. Returns the number of calls made before the breaker opens, at most

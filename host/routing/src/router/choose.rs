@@ -19,7 +19,7 @@ use crate::{
     decisions::{ALWAYS, DecidedBy},
     inputs::Needs,
     policy::{OnFailure, ShedReason},
-    program::{Run, Verdict},
+    program::{FailedCall, Run, Verdict},
     query::{CandidateId, Query},
     receipt::{Decider, Receipt, ShadowResult},
     slot::{GenerationHandle, NativeMode, Program, ProgramSummary, SlotKind},
@@ -226,7 +226,9 @@ fn run_program(
                 Err(NotChosen::by_policy(error, "nobody_left"))
             }
         },
-        Verdict::Failed(failure) => fall_back(on_failure, failure.kind(), failure.to_string()),
+        Verdict::Failed(FailedCall { failure, .. }) => {
+            fall_back(on_failure, failure.kind(), failure.to_string())
+        }
     }
 }
 

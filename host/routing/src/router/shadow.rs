@@ -9,7 +9,7 @@ use crate::{
     decision_facts::DecisionFacts,
     native::Cursors,
     policy::Failure,
-    program::{Run, Verdict},
+    program::{FailedCall, Run, Verdict},
     receipt::ShadowResult,
     slot::{GenerationHandle, Program, ShadowVerdict},
 };
@@ -44,7 +44,7 @@ pub(super) fn compare(
     }
     let shadow_verdict = match &verdict {
         Verdict::Row(row, _) if *row == chosen => ShadowVerdict::Agrees,
-        Verdict::Failed(Failure::NotReady) => return None,
+        Verdict::Failed(FailedCall { failure: Failure::NotReady, .. }) => return None,
         Verdict::Failed(_) => ShadowVerdict::Failed,
         _ => ShadowVerdict::Disagrees,
     };

@@ -54,6 +54,8 @@ pub struct GenerationHandle {
 /// The last failed call of a generation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct LastFailure {
+    /// Name of the policy that failed.
+    pub policy: Arc<str>,
     /// Kind of the failure.
     pub kind: &'static str,
     /// The failure, with the guest's own message.
@@ -63,10 +65,10 @@ pub struct LastFailure {
 }
 
 impl LastFailure {
-    fn now(failure: &Failure) -> Self {
+    fn now(policy: Arc<str>, failure: &Failure) -> Self {
         let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let at_ms = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
-        Self { kind: failure.kind(), message: failure.to_string(), at_ms }
+        Self { policy, kind: failure.kind(), message: failure.to_string(), at_ms }
     }
 }
 
@@ -102,6 +104,8 @@ pub struct SlotEvent {
     pub failures: u64,
     /// The failure.
     pub failure: Failure,
+    /// Step of the program that failed: filters come first.
+    pub step: u32,
 }
 
 impl GenerationHandle {
@@ -138,42 +142,86 @@ impl GenerationHandle {
         self.last_failure.lock().clone()
     }
 
-    /// Counts one call with its result and duration. A failure counts in the breaker and is reported to the
-    /// policy manager.
+    /// Counts one call of the policy that ranks, with its result and duration.
     pub fn note<T>(&self, outcome: &Result<T, Failure>, took: Duration) {
-        self.stats.calls.note(outcome.as_ref().err(), took);
-        if matches!(outcome, Err(Failure::NotReady)) {
+        let step = u32::try_from(self.program.filters().len()).unwrap_or(u32::MAX);
+        self.note_call(outcome.as_ref().err().map(|failure| (failure, step)), took);
+    }
+
+    /// Counts one call of the program with its duration, and with the failure and its step. A failure counts
+    /// in the breaker and is reported to the policy manager.
+    pub fn note_call(&self, failed: Option<(&Failure, u32)>, took: Duration) {
+        self.stats.calls.note(failed.map(|(failure, _)| failure), took);
+        if matches!(failed, Some((Failure::NotReady, _))) {
             return;
         }
         let calls = self.calls.fetch_add(1, Ordering::Relaxed) + 1;
-        match outcome {
-            Ok(_) => self.breaker.record_success(calls),
-            Err(failure) => {
-                let failures = self.failures.fetch_add(1, Ordering::Relaxed) + 1;
-                record_failure(&self.breaker, failure, calls);
-                *self.last_failure.lock() = Some(LastFailure::now(failure));
-                let _ = self.place.events.send(SlotEvent {
-                    slot: self.place.kind,
-                    model: self.place.model.clone(),
-                    lane: self.lane,
-                    generation: self.generation,
-                    calls,
-                    failures,
-                    failure: failure.clone(),
-                });
+        let Some((failure, step)) = failed else {
+            if self.breaker.record_success(calls) {
+                self.log_closed();
             }
+            return;
+        };
+        let failures = self.failures.fetch_add(1, Ordering::Relaxed) + 1;
+        let opened = record_failure(&self.breaker, failure, calls);
+        let policy = self.name_of(step);
+        if failures == 1 {
+            self.log_failure(&policy, failure, "policy call failed; later failures are counted");
         }
+        if opened {
+            self.log_failure(&policy, failure, "policy breaker opened; the fallback decides");
+        }
+        *self.last_failure.lock() = Some(LastFailure::now(policy, failure));
+        let _ = self.place.events.send(SlotEvent {
+            slot: self.place.kind,
+            model: self.place.model.clone(),
+            lane: self.lane,
+            generation: self.generation,
+            calls,
+            failures,
+            failure: failure.clone(),
+            step,
+        });
+    }
+
+    /// Returns the name of the policy that runs in this step.
+    fn name_of(&self, step: u32) -> Arc<str> {
+        let policy = self.program.policies().nth(step as usize);
+        policy.map_or_else(|| self.summary.name.clone(), |policy| policy.info().name.clone())
+    }
+
+    fn log_failure(&self, policy: &str, failure: &Failure, event: &'static str) {
+        let Place { kind, model, .. } = &self.place;
+        tracing::warn!(
+            slot = %kind,
+            model = model.as_ref().map(ModelName::as_str),
+            lane = %self.lane,
+            generation = self.generation.0,
+            policy,
+            kind = failure.kind(),
+            error = %failure,
+            "{event}"
+        );
+    }
+
+    fn log_closed(&self) {
+        let Place { kind, model, .. } = &self.place;
+        let (model, policy) = (model.as_ref().map(ModelName::as_str), &*self.summary.name);
+        let generation = self.generation.0;
+        tracing::info!(slot = %kind, model, lane = %self.lane, generation, policy, "policy breaker closed");
     }
 
     /// Counts one observed batch with its result and duration.
-    pub(crate) fn note_observed(&self, outcome: &Result<(), Failure>, took: Duration) {
+    pub(crate) fn note_observed(&self, policy: &Arc<str>, outcome: &Result<(), Failure>, took: Duration) {
         self.stats.observed.note(outcome.as_ref().err(), took);
         let calls = self.observed.fetch_add(1, Ordering::Relaxed) + 1;
         match outcome {
-            Ok(()) => self.observing.record_success(calls),
+            Ok(()) => {
+                self.observing.record_success(calls);
+            }
             Err(Failure::NotReady) => {}
             Err(failure) => {
-                *self.last_failure.lock() = Some(LastFailure::now(failure));
+                *self.last_failure.lock() = Some(LastFailure::now(policy.clone(), failure));
                 record_failure(&self.observing, failure, calls);
             }
         }
@@ -192,12 +240,8 @@ impl GenerationHandle {
     }
 }
 
-/// Reports a failed call to a breaker. A timeout opens it at once, because every further one would cost a
-/// full budget.
-fn record_failure(breaker: &Breaker, failure: &Failure, calls: u64) {
-    if matches!(failure, Failure::Timeout { .. }) {
-        breaker.trip();
-    } else {
-        breaker.record_failure(calls);
-    }
+/// Reports a failed call to a breaker, and returns whether that opened it. A timeout opens it at once, because
+/// every further one would cost a full budget.
+fn record_failure(breaker: &Breaker, failure: &Failure, calls: u64) -> bool {
+    if matches!(failure, Failure::Timeout { .. }) { breaker.trip() } else { breaker.record_failure(calls) }
 }

@@ -14,7 +14,9 @@ pub(crate) fn closes() {
     let breaker = Arc::new(Breaker::new(BreakerRules::POLICY));
     let calls = [true, false, true].map(|ok| {
         let breaker = breaker.clone();
-        loom::thread::spawn(move || if ok { breaker.record_success(0) } else { breaker.trip() })
+        loom::thread::spawn(move || {
+            if ok { breaker.record_success(0) } else { breaker.trip() };
+        })
     });
     calls.into_iter().for_each(|call| call.join().unwrap());
     breaker.record_success(0);
@@ -45,10 +47,14 @@ pub(crate) fn lets_one_through() {
 pub(crate) fn closes_probation() {
     time::set(0);
     let breaker = Arc::new(Breaker::new(BreakerRules::WORKER));
-    (0..4).for_each(|_| breaker.record_failure(0));
+    for _ in 0..4 {
+        breaker.record_failure(0);
+    }
     let outcomes = [true, false].map(|ok| {
         let breaker = breaker.clone();
-        loom::thread::spawn(move || if ok { breaker.record_success(0) } else { breaker.record_failure(0) })
+        loom::thread::spawn(move || {
+            if ok { breaker.record_success(0) } else { breaker.record_failure(0) };
+        })
     });
     outcomes.into_iter().for_each(|outcome| outcome.join().unwrap());
     time::set(60_000);
