@@ -182,9 +182,7 @@ impl PolicyDir {
         };
         let error = match built {
             Ok((program, plan)) => {
-                let (fingerprint, main) = (plan.fingerprint, plan.main_digest());
-                let content = Content { fingerprint, main, source: Source::Default };
-                return Ok(Some((program, InitialContent(content))));
+                return Ok(Some((program, InitialContent(plan.content(Source::Default)))));
             }
             Err(error) => error,
         };

@@ -159,8 +159,13 @@ impl Slot {
 
     /// Installs the previous program again, as a new generation. `None` when there is none.
     pub fn rollback(&self) -> Option<Generation> {
+        self.rollback_to(self.previous()?)
+    }
+
+    /// Like [`Slot::rollback`], but installs `program` in the place of the previous one.
+    pub fn rollback_to(&self, program: Program) -> Option<Generation> {
         let mut previous = self.previous.lock();
-        let program = previous.take()?;
+        previous.take()?;
         Some(self.swap(&self.snapshot.load_full(), program))
     }
 

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use pointsman_routing::Digest;
 use serde::Serialize;
 
-use super::{compile_queue::PolicyKey, now_ms, record::RefusalRecord};
+use super::{compile_queue::PolicyKey, now_ms, plan::Halves, record::RefusalRecord};
 use crate::spec::InheritedBy;
 
 /// Consecutive scans without a file after which its lane is emptied. A file may be replaced by removing it
@@ -32,6 +32,7 @@ pub(super) struct Content {
     /// Digest to show for it: of the lane's own file, or of its only policy.
     pub(super) main: Option<Digest>,
     pub(super) source: Source,
+    pub(super) halves: Halves,
 }
 
 pub(super) struct ManagedLane {

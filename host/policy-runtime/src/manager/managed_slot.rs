@@ -24,6 +24,7 @@ use crate::{
 
 mod inheritance;
 mod promote;
+mod put_back;
 mod report;
 mod rollback;
 mod undo;
@@ -228,7 +229,7 @@ impl ManagedSlot {
         };
         let load_ms = u64::try_from(builder.compiler.took().as_millis()).unwrap_or(u64::MAX);
         let source = if plan.has_own_file() { Source::File } else { Source::Default };
-        let content = Content { fingerprint: plan.fingerprint, main: plan.main_digest(), source };
+        let content = plan.content(source);
         // Building can extend the plan, so that it is now content that runs already or is quarantined.
         self.lane(mode).asked = Some(content.fingerprint);
         if content.fingerprint != before && self.is_quarantined(content.fingerprint) {

@@ -9,7 +9,10 @@ use std::{path::PathBuf, sync::Arc};
 use pointsman_routing::{Digest, NativeMode, Normalize, Origin, Picker};
 use sha2::{Digest as _, Sha256};
 
-use super::compile_queue::{CompileJob, NO_SETTINGS};
+use super::{
+    compile_queue::{CompileJob, NO_SETTINGS},
+    managed_lane::{Content, Source},
+};
 use crate::{
     access::{Access, Grant},
     refusal::Refusal,
@@ -19,9 +22,22 @@ use crate::{
 pub(super) struct Plan {
     /// The policy in the lane's own file.
     pub(super) own: Option<ResolvedPart>,
+    /// Filters that the configuration names, and then `keep` of a formula file that ranks, too.
     pub(super) filters: Vec<ResolvedPart>,
+    /// Number of filters that the configuration names.
+    configured: usize,
     pub(super) rank: Option<PlannedRank>,
     pub(super) fingerprint: Digest,
+    halves: Halves,
+}
+
+/// The two halves of content: the filters that the configuration names, and all else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Halves {
+    /// Number of the filters, which are the first of the program.
+    pub(super) filter_count: usize,
+    pub(super) filters: Digest,
+    pub(super) rest: Digest,
 }
 
 pub(super) enum PlannedRank {
@@ -86,27 +102,52 @@ impl Refused {
 }
 
 impl Plan {
+    /// `keep`: that of a formula file that ranks, too.
     pub(super) fn new(
         own: Option<ResolvedPart>,
-        filters: Vec<ResolvedPart>,
+        (mut filters, keep): (Vec<ResolvedPart>, Option<ResolvedPart>),
         rank: Option<PlannedRank>,
         grants: &[Grant],
     ) -> Self {
-        let fingerprint = fingerprint(own.as_ref(), &filters, rank.as_ref(), grants);
-        Self { own, filters, rank, fingerprint }
+        let configured = filters.len();
+        filters.extend(keep);
+        let (none, fingerprint) = (Digest([0; 32]), Digest([0; 32]));
+        let halves = Halves { filter_count: configured, filters: none, rest: none };
+        let mut plan = Self { own, filters, configured, rank, fingerprint, halves };
+        plan.identify(grants);
+        plan
+    }
+
+    /// Computes the fingerprint anew.
+    fn identify(&mut self, grants: &[Grant]) {
+        let (configured, keep) = self.filters.split_at(self.configured);
+        self.halves = Halves {
+            filter_count: self.configured,
+            filters: match configured {
+                [] => Digest([0; 32]),
+                _ => fingerprint(None, configured, None, grants),
+            },
+            rest: fingerprint(self.own.as_ref(), keep, self.rank.as_ref(), grants),
+        };
+        self.fingerprint = self.halves.whole();
+    }
+
+    /// Identifies the content that this makes.
+    pub(super) fn content(&self, source: Source) -> Content {
+        Content { fingerprint: self.fingerprint, main: self.main_digest(), source, halves: self.halves }
     }
 
     /// Adds the rank of the spec, which a filter in the lane's own file needs.
     pub(super) fn add_rank(&mut self, rank: PlannedRank, grants: &[Grant]) {
-        self.fingerprint = fingerprint(self.own.as_ref(), &self.filters, Some(&rank), grants);
         self.rank = Some(rank);
+        self.identify(grants);
     }
 
     /// Settles which settings the policy in the lane's own file gets, now that it is called `name`.
     pub(super) fn settle_settings(&mut self, name: &str, grants: &[Grant]) {
         if let Some(own) = self.own.take_if(|own| own.settings_for.is_some()) {
             self.own = Some(own.named(name));
-            self.fingerprint = fingerprint(self.own.as_ref(), &self.filters, self.rank.as_ref(), grants);
+            self.identify(grants);
         }
     }
 
@@ -167,6 +208,13 @@ impl ResolvedPart {
             other => other,
         };
         Refused::new(file, Some(self.digest), refusal)
+    }
+}
+
+impl Halves {
+    /// Returns the fingerprint of both.
+    pub(super) fn whole(&self) -> Digest {
+        Digest(Sha256::new().chain_update(self.filters.0).chain_update(self.rest.0).finalize().into())
     }
 }
 

@@ -89,9 +89,9 @@ impl ProgramBuilder {
         if matches!((&own, &rank), (Ok(None), Ok(None))) {
             return Ok(None);
         }
-        let filters = gather(spec.filters.iter().map(|part| self.resolve(part)).chain(keep.map(Ok)));
+        let filters = gather(spec.filters.iter().map(|part| self.resolve(part)));
         match (own, rank, filters) {
-            (Ok(own), Ok(rank), Ok(filters)) => Ok(Some(Plan::new(own, filters, rank, &spec.grants))),
+            (Ok(own), Ok(rank), Ok(filters)) => Ok(Some(Plan::new(own, (filters, keep), rank, &spec.grants))),
             (own, rank, filters) => {
                 let mut refused = own.err().into_iter().chain(rank.err()).chain(filters.err());
                 // There is at least one.

@@ -602,6 +602,92 @@ fn o1_an_undo_of_settings_asks_for_the_settings_and_not_for_the_file() {
     }
 }
 
+/// The built-in policy of the slot with `settings`, behind these filters.
+fn filtered(policy: (&str, &'static [u8], &str), filters: &[&str]) -> SlotSpec {
+    let (name, bytes, settings) = policy;
+    let mut spec = SlotSpec::of(Rank::Policy(Part::embedded(name, bytes, settings.into())));
+    spec.active.filters = filters.iter().map(|name| file_part(name, "{}")).collect();
+    spec
+}
+
+#[test]
+fn t5_a_rollback_keeps_the_configured_filters_that_did_not_fail() {
+    let other = [LOW_QUEUE, &[0, 2, 1, b'x']].concat();
+    let files = [("parts/low-queue.wasm", LOW_QUEUE), ("parts/other.wasm", &*other)];
+    let kv_aware = ("kv-aware", KV_AWARE, "{}");
+    let managed = managed(filtered(kv_aware, &[]), TrustRules::default(), &files);
+    let configure = |spec: SlotSpec| {
+        managed.ask(Command::Configure { specs: vec![(NAME, spec)], trust: TrustRules::default() }).unwrap()
+    };
+    let fail = || {
+        let failure = Failure::Timeout { limit: Duration::from_millis(2), key: "policies.deadline" };
+        managed.slot.snapshot().active.note::<()>(&Err(failure), Duration::ZERO);
+    };
+    // One edit names another policy and a filter, and the policy fails.
+    configure(filtered(("least-loaded", LEAST_LOADED, "{}"), &["low-queue"]));
+    managed.until("the edit serves", |slot| slot.policy == "low-queue+least-loaded");
+    fail();
+    managed.until("rolled back", |slot| slot.state == SlotState::RolledBack);
+    // T5.1
+    managed.holds(|slot| slot.policy == "low-queue+kv-aware" && slot.rollbacks == 1);
+    let generation = managed.status().generation;
+    // The configuration that asks for just that changes nothing but the state.
+    configure(filtered(kv_aware, &["low-queue"]));
+    let status = managed.status();
+    assert_eq!((status.generation, status.state), (generation, SlotState::Default));
+    // Without the filter, it ends.
+    configure(filtered(kv_aware, &[]));
+    assert_eq!(managed.status().policy, "kv-aware");
+    // A policy that ran before and fails behind a new filter is left to its breaker.
+    configure(filtered(kv_aware, &["low-queue"]));
+    fail();
+    // T5.2
+    managed.holds(|slot| slot.policy == "low-queue+kv-aware" && slot.rollbacks == 1);
+    // A command puts all of the last generation back where only the filters changed, and says so.
+    configure(filtered(kv_aware, &["low-queue", "other"]));
+    managed.roll_back(Lane::Active).unwrap();
+    let status = managed.status();
+    assert_eq!(status.parts.len(), 2);
+    let message = &status.refusals.back().unwrap().message;
+    let expected = "; the filters of the configuration are not in force: `low-queue`, `low-queue`; those of before \
+                    are: `low-queue`";
+    // T5.3
+    assert!(message.ends_with(expected), "{message}");
+}
+
+#[test]
+fn t5_a_configured_filter_that_fails_is_rolled_back_and_told() {
+    let managed = managed(builtin(), TrustRules::default(), &[("parts/low-queue.wasm", LOW_QUEUE)]);
+    let specs = vec![(NAME, filtered(("kv-aware", KV_AWARE, "{}"), &["low-queue"]))];
+    managed.ask(Command::Configure { specs, trust: TrustRules::default() }).unwrap();
+    managed.until("it serves", |slot| slot.policy == "low-queue+kv-aware");
+    let timeout = Failure::Timeout { limit: Duration::from_millis(2), key: "policies.deadline" };
+    managed.slot.snapshot().active.note_call(Some((&timeout, 0)), Duration::ZERO);
+    managed.until("rolled back", |slot| slot.state == SlotState::RolledBack);
+    managed.holds(|slot| slot.policy == "kv-aware" && slot.rollbacks == 1);
+    let message = managed.status().refusals.back().unwrap().message.clone();
+    let expected =
+        "; the filters of the configuration are not in force: `low-queue`; those of before are: none";
+    // T5.1, T5.3
+    assert!(message.ends_with(expected), "{message}");
+}
+
+#[test]
+fn t6_the_last_failure_names_the_policy_that_failed() {
+    let managed = managed(
+        filtered(("kv-aware", KV_AWARE, "{}"), &["low-queue"]),
+        TrustRules::default(),
+        &[("parts/low-queue.wasm", LOW_QUEUE)],
+    );
+    let fail = |step: u32| {
+        let failure = Failure::Invalid("as the test wants it".to_owned());
+        managed.slot.snapshot().active.note_call(Some((&failure, step)), Duration::ZERO);
+        managed.status().last_failure.unwrap().policy.to_string()
+    };
+    // T6.2
+    assert_eq!([fail(0), fail(1)], ["low-queue", "kv-aware"]);
+}
+
 #[test]
 fn n7_a_filter_is_tried_and_promoted_before_the_ranking_of_the_active_file() {
     let managed = plain(&[("prefill.wasm", LEAST_LOADED), ("prefill.canary.wasm", LOW_QUEUE)]);

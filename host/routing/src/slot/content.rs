@@ -111,6 +111,20 @@ impl Program {
         }
     }
 
+    /// Returns the program with `filters` in the place of its first `count` ones. `None`: it takes no filters.
+    #[must_use]
+    pub fn with_filters(&self, count: usize, filters: &[Arc<dyn Policy>]) -> Option<Self> {
+        let rest = self.filters().iter().skip(count);
+        let filters: Vec<_> = filters.iter().chain(rest).cloned().collect();
+        match self {
+            Self::Selector { selector, .. } => Some(Self::Selector { filters, selector: selector.clone() }),
+            Self::Scorers { scorers, picker, .. } => {
+                Some(Self::Scorers { filters, scorers: scorers.clone(), picker: *picker })
+            }
+            Self::Native(_) | Self::DecodeOverride(_) => filters.is_empty().then(|| self.clone()),
+        }
+    }
+
     /// The policy that ranks and names the program: the selector, the first scorer, or the decode override.
     #[must_use]
     pub fn ranker(&self) -> Option<&PolicyInfo> {

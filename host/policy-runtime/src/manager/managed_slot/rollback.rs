@@ -13,10 +13,21 @@ use super::{
         status::SlotState,
     },
     ManagedSlot, RolledBack,
+    put_back::Cause,
 };
 
 /// Number of quarantined contents that a slot remembers.
 const MAX_QUARANTINED: usize = 32;
+
+/// Content that was taken out of a lane.
+struct Quarantined {
+    content: Content,
+    /// Lane and file that it came from.
+    lane: Lane,
+    file: String,
+    /// Names the configured filters that are not in force now; empty if all are.
+    filters_off: String,
+}
 
 impl ManagedSlot {
     /// Rolls a generation back if a failure in its first calls requires it. Returns the change.
@@ -36,9 +47,10 @@ impl ManagedSlot {
         if event.lane == Lane::Active && (self.removed || self.previous.is_none()) {
             return None;
         }
-        let (content, (lane, file)) = self.quarantine(event.lane)?;
+        let quarantined = self.quarantine(event.lane, Cause::Failure { step: event.step as usize })?;
+        let Quarantined { content, lane, file, filters_off } = quarantined;
         self.rollbacks += 1;
-        let message = rolled_back(event);
+        let message = rolled_back(event) + &filters_off;
         tracing::warn!(
             slot = slot_label(&self.name()),
             lane = %event.lane,
@@ -62,15 +74,15 @@ impl ManagedSlot {
         let name = slot_label(&self.name());
         let generation = self.running(mode).map(|handle| handle.generation.0);
         let pending = self.pending(mode, builder);
-        let rolled_back = self.quarantine(mode);
+        let rolled_back = self.quarantine(mode, Cause::Command);
         let is_rolled_back = rolled_back.is_some();
-        if let Some((content, (lane, file))) = rolled_back {
+        if let Some(Quarantined { content, lane, file, filters_off }) = rolled_back {
             let digest = content.main.map(|digest| digest.to_string());
             tracing::info!(slot = name, lane = %mode, generation, digest, "policy rolled back by command");
-            let message =
-                "rolled back by an operator; change the file or its settings to try again, or undo \
-                           the rollback"
-                    .to_owned();
+            let message = format!(
+                "rolled back by an operator; change the file or its settings to try again, or undo the \
+                 rollback{filters_off}"
+            );
             self.refuse_rolled_back(lane, file, content, message);
         }
         let result = match (is_rolled_back, &pending, mode) {
@@ -104,7 +116,7 @@ impl ManagedSlot {
     /// Keeps content out that was not compiled yet.
     fn hold_back(&mut self, mode: Lane, plan: &Plan) {
         let source = if plan.has_own_file() { Source::File } else { Source::Default };
-        let content = Content { fingerprint: plan.fingerprint, main: plan.main_digest(), source };
+        let content = plan.content(source);
         let lane = self.lane(mode);
         lane.found = plan.own_file().unwrap_or(&lane.file).clone();
         let file = lane.found.display().to_string();
@@ -128,22 +140,19 @@ impl ManagedSlot {
         self.remember(record);
     }
 
-    /// Takes the content out of a lane and quarantines it. Returns it with the lane and the file that it came
-    /// from. Returns `None` when the lane is empty, has no previous content, or runs what replaced a removed
-    /// file.
-    fn quarantine(&mut self, mode: Lane) -> Option<(Content, (Lane, String))> {
+    /// Takes the content out of a lane and quarantines it. Returns `None` when the lane is empty, has nothing
+    /// to put back, or runs what replaced a removed file.
+    fn quarantine(&mut self, mode: Lane, cause: Cause) -> Option<Quarantined> {
         let content = self.lane(mode).content?;
         let (from, file) = self.origin(mode, content);
         let policy = self.policy(mode).unwrap_or_default();
+        let mut filters_off = String::new();
         if mode == Lane::Active {
             // A removed file serves no more, and what replaced it is not at fault.
             if self.removed {
                 return None;
             }
-            let previous = self.previous?;
-            self.slot.rollback()?;
-            self.previous = None;
-            self.active.set_content(previous);
+            filters_off = self.put_back(content, cause)?;
             self.active.held = None;
             self.state = SlotState::RolledBack;
             self.removed = false;
@@ -152,7 +161,7 @@ impl ManagedSlot {
             self.lane(mode).clear();
         }
         self.remember_rolled_back(from, content, policy, file.clone());
-        Some((content, (from, file)))
+        Some(Quarantined { content, lane: from, file, filters_off })
     }
 
     /// Returns the lane and the file that the content of a lane came from.
