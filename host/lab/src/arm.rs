@@ -5,7 +5,8 @@ use std::{path::Path, sync::Arc};
 use pointsman_embedded_policies::{FORMULA, FORMULA_FILTER, default_of};
 use pointsman_orchestration::QueueOrder;
 use pointsman_policy_runtime::{
-    Access, Capacity, CompiledPolicy, FORMULA_SUFFIX, FormulaSettings, Limits, PolicyEngine, Refusal, compile,
+    Access, Capacity, CompiledPolicy, FORMULA_SUFFIX, FormulaSettings, Limits, PolicyEngine, Refusal,
+    compile, with_hashed_tenants,
 };
 use pointsman_routing::{
     NativeMode, Normalize, Origin, Picker, Policy, Program, Slot, SlotEvent, SlotKind, SlotSet, Slots,
@@ -268,7 +269,7 @@ impl Part {
             None if Path::new(name).exists() => read()?,
             None => return Err(ArmError::Unknown(name.to_owned())),
         };
-        Ok(vec![Self::of(engine, name, &bytes, settings.to_owned())?])
+        Ok(vec![Self::of(engine, name, &bytes, with_hashed_tenants(settings, 0))?])
     }
 
     fn of(engine: &PolicyEngine, name: &str, bytes: &[u8], settings: String) -> Result<Self, ArmError> {

@@ -24,6 +24,7 @@ mod loaded;
 mod log_limit;
 mod manager;
 mod meter;
+mod names;
 mod outline;
 mod pool;
 mod precheck;
@@ -54,6 +55,7 @@ pub use manager::{
     SlotSummary, Source, UndoneRollback, check_file_name,
 };
 pub use meter::Usage;
+pub use names::{hash_tenants, with_hashed_tenants};
 pub use probe::SampleCall;
 pub use refusal::Refusal;
 pub use slot_log::{PolicyLine, PolicyLines};

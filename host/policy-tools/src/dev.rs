@@ -15,7 +15,7 @@ use self::{
     source::Source,
     steps::Steps,
 };
-use crate::policy_file::LimitArgs;
+use crate::policy_file::{LimitArgs, SaltArgs};
 
 mod child;
 mod console;
@@ -69,9 +69,8 @@ pub struct DevArgs {
     /// Settings for cases and replay, as a JSON object. The gateway takes those of its slot.
     #[arg(long, value_name = "JSON", default_value = "{}")]
     settings: String,
-    /// Salt of the hashes of names in formulas, as `routing.hash_salt` of the gateway.
-    #[arg(long, value_name = "NUMBER", default_value_t = 0)]
-    hash_salt: u64,
+    #[command(flatten)]
+    salt: SaltArgs,
     /// Directory of the tools for scripts [default: target/tools in the project].
     #[arg(long, value_name = "DIR")]
     tools: Option<PathBuf>,
@@ -112,12 +111,12 @@ impl DevArgs {
         let tools = self.tools.iter().flat_map(|dir| ["--tools".into(), dir.clone().into()]);
         let mut settings: Vec<OsString> = vec!["--settings".into(), self.settings.clone().into()];
         settings.extend(self.limits.arguments().into_iter().map(OsString::from));
+        settings.extend(["--hash-salt".into(), self.salt.hash_salt.to_string().into()]);
         let steps = Steps {
             scratch: scratch().context("creating a temporary directory")?,
             cases: self.cases()?.unwrap_or_else(|| source.cases()),
             tools: tools.collect(),
             settings,
-            salt: vec!["--hash-salt".into(), self.hash_salt.to_string().into()],
             limit: Duration::from_secs(self.timeout),
             source,
         };

@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, path::PathBuf, process::ExitCode};
 
 use clap::Args;
-use pointsman_policy_runtime::{Refusal, check_file_name, digest};
+use pointsman_policy_runtime::{Refusal, check_file_name, digest, with_hashed_tenants};
 use pointsman_routing::{Policy as _, World};
 
 use crate::{
@@ -32,9 +32,12 @@ impl InspectArgs {
         if is_formula(&self.file) {
             return self.formula();
         }
-        let found =
-            pointsman_policy_runtime::inspect(&read(&self.file)?, &self.settings, self.limits.limits())
-                .map_err(|refusal| refused(&self.file, &refusal))?;
+        let found = pointsman_policy_runtime::inspect(
+            &read(&self.file)?,
+            &with_hashed_tenants(&self.settings, 0),
+            self.limits.limits(),
+        )
+        .map_err(|refusal| refused(&self.file, &refusal))?;
         let form = if found.core_module { "core module with WIT metadata" } else { "component" };
         let mut text = format!(
             "file      {}\nsha256    {}\nsize      {} bytes, {form}\nworld     {}\ncontract  {}\n\

@@ -11,7 +11,7 @@ use clap::Args;
 use pointsman_embedded_policies::{FORMULA, FORMULA_FILTER};
 use pointsman_policy_runtime::{
     Access, Capacity, CompiledPolicy, FORMULA_SUFFIX, FormulaSettings, Limits, LoadedPolicy,
-    MAX_FORMULA_FILE_BYTES, PolicyEngine, Refusal, digest,
+    MAX_FORMULA_FILE_BYTES, PolicyEngine, Refusal, digest, with_hashed_tenants,
 };
 use pointsman_routing::{Origin, Policy as _};
 
@@ -45,11 +45,21 @@ impl LimitArgs {
     }
 }
 
+/// Salt of the hashes by which policies know names.
+#[derive(Debug, Clone, Copy, Args)]
+pub(crate) struct SaltArgs {
+    /// Salt of the hashes of names in formulas, settings and cases, as `routing.hash_salt` of the gateway.
+    #[arg(long, value_name = "NUMBER", default_value_t = 0)]
+    pub(crate) hash_salt: u64,
+}
+
 /// A policy file after it was read, checked and compiled.
 pub(crate) struct PolicyFile {
     path: PathBuf,
     pub(crate) bytes: Vec<u8>,
     limits: Limits,
+    /// Salt of the hashes of tenants in its settings.
+    salt: u64,
     compiled: CompiledPolicy,
     /// Settings of a formula file, and the filter of its `keep` when it ranks, too.
     formulas: Option<(String, Option<LoadedPolicy>)>,
@@ -63,7 +73,7 @@ impl PolicyFile {
         Self::read_hashing(path, limits, 0)
     }
 
-    /// Like [`Self::read`], but hashes the names in a formula file with this salt.
+    /// Like [`Self::read`], but hashes the names in a formula file and in settings with this salt.
     pub(crate) fn read_hashing(path: &Path, limits: &LimitArgs, salt: u64) -> anyhow::Result<Self> {
         Self::read_on(&keeping_engine(limits.limits())?, path, limits, salt)
     }
@@ -80,7 +90,7 @@ impl PolicyFile {
             let compiled = compiled(engine, path, &bytes, &access)
                 .map_err(|refusal| hinted(refused(path, &refusal), hint(&bytes, &limits.limits())))?;
             let (path, limits) = (path.to_owned(), limits.limits());
-            return Ok(Self { path, bytes, limits, compiled, formulas: None, access });
+            return Ok(Self { path, bytes, limits, salt, compiled, formulas: None, access });
         }
         let settings = formulas(&bytes, salt).map_err(|refusal| refused(path, &refusal))?;
         Self::of_formulas(path, settings, &bytes, limits)
@@ -120,7 +130,7 @@ impl PolicyFile {
         };
         let formulas = Some((settings, keep.map(load).transpose()?));
         let (compiled, limits) = (part(bytes)?, limits.limits());
-        Ok(Self { path: path.to_owned(), bytes: bytes.to_vec(), limits, compiled, formulas, access })
+        Ok(Self { path: path.to_owned(), bytes: bytes.to_vec(), limits, salt: 0, compiled, formulas, access })
     }
 
     /// Returns the filter in front of the policy: `keep` of a formula file.
@@ -130,8 +140,13 @@ impl PolicyFile {
 
     /// Configures and probes the policy and warms instances, as the gateway does.
     pub(crate) fn load(&self, settings: &str) -> Result<LoadedPolicy, Refusal> {
-        let settings = self.formulas.as_ref().map_or(settings, |(own, _)| own);
-        self.compiled.configure(Origin::File(self.path.clone()), settings)
+        self.compiled.configure(Origin::File(self.path.clone()), &self.settings(settings))
+    }
+
+    /// Returns the settings of a formula file, or these with hashes in the place of tenants.
+    fn settings(&self, given: &str) -> String {
+        let own = self.formulas.as_ref().map(|(own, _)| own.clone());
+        own.unwrap_or_else(|| with_hashed_tenants(given, self.salt))
     }
 
     /// Returns the error of a command whose policy was refused.
@@ -153,9 +168,9 @@ impl PolicyFile {
         let _spinner = spinner(format!("compiling {} to count instructions", self.path.display()));
         let engine = PolicyEngine::counting(limits, Capacity::detect())
             .map_err(|error| anyhow::anyhow!("cannot create the counting policy engine: {error:#}"))?;
-        let settings = self.formulas.as_ref().map_or(settings, |(own, _)| own);
+        let settings = self.settings(settings);
         let policy = pointsman_policy_runtime::compile(&engine, &self.bytes, &self.access)
-            .and_then(|compiled| compiled.configure(Origin::File(self.path.clone()), settings));
+            .and_then(|compiled| compiled.configure(Origin::File(self.path.clone()), &settings));
         policy.map_err(|refusal| self.refused(&refusal))
     }
 }

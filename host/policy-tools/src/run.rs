@@ -16,7 +16,7 @@ use serde_json::json;
 
 use crate::{
     output::{escaped, print},
-    policy_file::{LimitArgs, PolicyFile},
+    policy_file::{LimitArgs, PolicyFile, SaltArgs},
     replay::{Difference, FactDifference, RankBy, Report, replay_behind},
 };
 
@@ -48,9 +48,6 @@ pub struct RunArgs {
     /// Settings: a JSON object, or a file with one.
     #[arg(long, value_name = "JSON|FILE", default_value = "{}")]
     settings: String,
-    /// Salt of the hashes of names in formulas, as `routing.hash_salt` of the gateway.
-    #[arg(long, value_name = "NUMBER", default_value = "0")]
-    hash_salt: u64,
     /// Print the whole report as JSON.
     #[arg(long)]
     json: bool,
@@ -61,6 +58,8 @@ pub struct RunArgs {
     #[arg(long)]
     allow_differences: bool,
     #[command(flatten)]
+    salt: SaltArgs,
+    #[command(flatten)]
     limits: LimitArgs,
 }
 
@@ -70,12 +69,13 @@ impl RunArgs {
             true => self.settings.clone(),
             false => std::fs::read_to_string(&self.settings).with_context(|| self.settings.clone())?,
         };
+        let salt = self.salt.hash_salt;
         let file = if self.file == Path::new("formula") && !self.file.exists() {
             let formulas = serde_json::from_str(&settings).context("--settings")?;
-            let formulas = FormulaSettings::of(&formulas, self.hash_salt);
+            let formulas = FormulaSettings::of(&formulas, salt);
             PolicyFile::of_formulas(&self.file, formulas, settings.as_bytes(), &self.limits)?
         } else {
-            PolicyFile::read_hashing(&self.file, &self.limits, self.hash_salt)?
+            PolicyFile::read_hashing(&self.file, &self.limits, salt)?
         };
         let policy = file.load(&settings).map_err(|refusal| file.refused(&refusal))?;
         let recording = open(&self.receipts).with_context(|| self.receipts.display().to_string())?;

@@ -9,19 +9,19 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use clap::Args;
-use pointsman_policy_cases::{self as cases, Answer, Case, FactTable, FactType, Report, Values};
+use pointsman_policy_cases::{self as cases, Answer, Case, CasesError, FactTable, FactType, Report, Values};
 use pointsman_policy_runtime::{LoadedPolicy, Refusal};
 use pointsman_routing::{
     Call, Decision, DecisionContext, Failure, Moment, ObservedOutcome, Plan, Policy, Purpose, World,
     answer_checks,
     facts::{self, RequestFact, Wants, WorkerFact},
 };
-use pointsman_workers::{DpRank, Leg, WorkerId};
+use pointsman_workers::{DpRank, Leg, WorkerId, name_hash};
 
 use crate::{
     one_row,
     output::{conclude, escaped, print},
-    policy_file::{LimitArgs, PolicyFile, is_formula, read_or_built_in},
+    policy_file::{LimitArgs, PolicyFile, SaltArgs, is_formula, read_or_built_in},
 };
 
 /// File of the cases.
@@ -47,6 +47,8 @@ pub struct TestArgs {
     #[arg(long, value_name = "JSON")]
     settings: Option<String>,
     #[command(flatten)]
+    salt: SaltArgs,
+    #[command(flatten)]
     limits: LimitArgs,
 }
 
@@ -64,7 +66,7 @@ impl TestArgs {
         let path = self.cases_path();
         let is_optional = self.cases.is_none() && is_formula(&self.file);
         let cases = match std::fs::read_to_string(&path) {
-            Ok(text) => cases::parse(&text, &fact_table()).with_context(|| path.display().to_string())?,
+            Ok(text) => self.parse(&text).with_context(|| path.display().to_string())?,
             Err(error) if is_optional && error.kind() == ErrorKind::NotFound => Vec::new(),
             Err(error) => {
                 bail!("cannot read the cases {}: {error}; name them with --cases FILE", path.display())
@@ -74,7 +76,7 @@ impl TestArgs {
             let (source, file) = (source.display(), self.file.display());
             print(&format!("warning: {source} is newer than {file}: build the policy again\n"))?;
         }
-        let file = PolicyFile::read(&self.file, &self.limits)?;
+        let file = PolicyFile::read_hashing(&self.file, &self.limits, self.salt.hash_salt)?;
         let default = self.settings.as_deref().unwrap_or("{}");
         let mut loads = Loads { file: &file, current: None };
         match loads.with(default) {
@@ -100,6 +102,10 @@ impl TestArgs {
         let warning = loads.with(default).as_ref().ok().and_then(one_row::warning).unwrap_or_default();
         let code = if report.all_passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
         conclude(&escaped(&format!("{report}\n{warning}")), code)
+    }
+
+    fn parse(&self, text: &str) -> Result<Vec<Case>, CasesError> {
+        cases::parse_hashing(text, &fact_table(), &|name| name_hash(name.as_bytes(), self.salt.hash_salt))
     }
 
     fn cases_path(&self) -> PathBuf {

@@ -35,6 +35,35 @@ pub enum Number {
     Other(f64),
 }
 
+/// The value of a fact as written in the file.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(untagged, expecting = "expected a number")]
+pub(crate) enum Value {
+    Number(Number),
+    /// Name of a tenant, session, adapter or agent program, of which a policy knows the hash.
+    Name(String),
+}
+
+impl Value {
+    /// Encodes the value as the low and the high word of a fact.
+    pub(crate) fn words(
+        self,
+        fact: &str,
+        ty: FactType,
+        hash: &dyn Fn(&str) -> u64,
+    ) -> Result<(u32, u32), String> {
+        match self {
+            Self::Number(number) => number.words(ty),
+            Self::Name(name) if fact.ends_with("-hash") => {
+                // Settings write it like this.
+                let tenant = name.strip_prefix("tenant:").filter(|_| fact == "tenant-hash");
+                Number::Whole(hash(tenant.unwrap_or(&name))).words(ty)
+            }
+            Self::Name(_) => Err("expected a number".to_owned()),
+        }
+    }
+}
+
 impl FactTable {
     /// Builds the table from rows of scope (`request` or `worker`), name and type (`u32`, `f32` or `u64`).
     #[must_use]

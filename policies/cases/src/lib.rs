@@ -17,7 +17,7 @@ use serde::Deserialize;
 pub use answer::Answer;
 pub use facts::{FactTable, FactType, Number, Values, request_words, worker_words};
 pub use outcome::{Leg, Outcome};
-pub use parse::{CasesError, parse};
+pub use parse::{CasesError, parse, parse_hashing};
 pub use report::Report;
 
 /// One `[[case]]` of the file, with names and values checked.

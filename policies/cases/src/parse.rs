@@ -4,7 +4,10 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-use crate::{Case, Expect, FactTable, FactType, Number, Outcome, Values, facts::closest};
+use crate::{
+    Case, Expect, FactTable, FactType, Outcome, Values,
+    facts::{Value, closest},
+};
 
 /// Problem of a `cases.toml`. The caller puts the name of the file in front of the message.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -58,21 +61,64 @@ struct RawCase {
     expect: Expect,
 }
 
-type RawValues = BTreeMap<String, Number>;
+type RawValues = BTreeMap<String, Value>;
 
-/// Reads and checks the cases of a `cases.toml`.
+/// Reads and checks the cases of a `cases.toml`. Names get hashes that differ from those of a gateway.
 ///
 /// # Errors
 /// [`CasesError`] names the case and the field that is wrong.
 pub fn parse(text: &str, facts: &FactTable) -> Result<Vec<Case>, CasesError> {
+    parse_hashing(text, facts, &fnv)
+}
+
+/// Like [`parse`], with `hash` for the names of tenants, sessions, adapters and agent programs.
+///
+/// # Errors
+/// [`CasesError`] names the case and the field that is wrong.
+pub fn parse_hashing(
+    text: &str,
+    facts: &FactTable,
+    hash: &dyn Fn(&str) -> u64,
+) -> Result<Vec<Case>, CasesError> {
     let file: RawFile = toml::from_str(text).map_err(|error| CasesError::Document(error.to_string()))?;
     if file.case.is_empty() {
         return Err(CasesError::Empty);
     }
-    (1..).zip(file.case).map(|(number, table)| read(number, table, facts)).collect()
+    (1..).zip(file.case).map(|(number, table)| read(number, table, facts, hash)).collect()
 }
 
-fn read(number: usize, table: toml::Table, facts: &FactTable) -> Result<Case, CasesError> {
+/// FNV-1a.
+fn fnv(name: &str) -> u64 {
+    let start = 0xcbf2_9ce4_8422_2325;
+    name.bytes().fold(start, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+/// Replaces `tenant:NAME`, as a text or as a key of a table, by the decimal hash of the tenant NAME, as the
+/// gateway does.
+fn hash_tenants(value: toml::Value, hash: &dyn Fn(&str) -> u64) -> toml::Value {
+    let hashed = |text: String| match text.strip_prefix("tenant:") {
+        Some(name) => hash(name).to_string(),
+        None => text,
+    };
+    match value {
+        toml::Value::String(text) => toml::Value::String(hashed(text)),
+        toml::Value::Array(values) => {
+            toml::Value::Array(values.into_iter().map(|value| hash_tenants(value, hash)).collect())
+        }
+        toml::Value::Table(entries) => {
+            let entry = |(key, value)| (hashed(key), hash_tenants(value, hash));
+            toml::Value::Table(entries.into_iter().map(entry).collect())
+        }
+        other => other,
+    }
+}
+
+fn read(
+    number: usize,
+    table: toml::Table,
+    facts: &FactTable,
+    hash: &dyn Fn(&str) -> u64,
+) -> Result<Case, CasesError> {
     let name = table.get("name").and_then(toml::Value::as_str);
     let case = name.map_or_else(|| number.to_string(), str::to_owned);
     let wrong = |field: String, problem: String| CasesError::Case { case: case.clone(), field, problem };
@@ -94,7 +140,7 @@ fn read(number: usize, table: toml::Table, facts: &FactTable) -> Result<Case, Ca
     })?;
     let encode = |place: String, values: RawValues, ty: &dyn Fn(&str) -> Result<FactType, String>| {
         let encoded = values.into_iter().map(|(name, value)| {
-            let words = ty(&name).and_then(|ty| value.words(ty));
+            let words = ty(&name).and_then(|ty| value.words(&name, ty, hash));
             match words {
                 Ok(words) => Ok((name, words)),
                 Err(problem) => Err(wrong(format!("{place}.{name}"), problem)),
@@ -105,7 +151,8 @@ fn read(number: usize, table: toml::Table, facts: &FactTable) -> Result<Case, Ca
     let rows = raw.rows.into_iter().enumerate();
     let rows = rows.map(|(row, values)| encode(format!("rows[{row}]"), values, &|name| facts.worker(name)));
     let rows = rows.collect::<Result<_, _>>()?;
-    let settings = raw.settings.map(|table| serde_json::to_string(&table)).transpose();
+    let settings = raw.settings.map(|table| hash_tenants(toml::Value::Table(table), hash));
+    let settings = settings.map(|table| serde_json::to_string(&table)).transpose();
     Ok(Case {
         settings: settings.map_err(|error| wrong("settings".to_owned(), error.to_string()))?,
         seed: raw.seed,

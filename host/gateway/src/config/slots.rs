@@ -8,10 +8,9 @@ use std::{
 use pointsman_config_file::{Changes, section};
 use pointsman_embedded_policies::{FORMULA_FILTER, by_name, default_of};
 use pointsman_policy_runtime::{
-    Access, FormulaSettings, Grant, InheritedBy, LaneSpec, Part, Rank, ScorerPart, SlotSpec,
+    Access, FormulaSettings, Grant, InheritedBy, LaneSpec, Part, Rank, ScorerPart, SlotSpec, hash_tenants,
 };
 use pointsman_routing::{NativeMode, Normalize, OnFailure, Picker, SlotKind};
-use pointsman_workers::name_hash;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -311,28 +310,6 @@ fn json(settings: &toml::Table, salt: u64) -> String {
     let mut settings = serde_json::to_value(settings).unwrap_or_else(|_| serde_json::json!({}));
     hash_tenants(&mut settings, salt);
     settings.to_string()
-}
-
-fn hash_tenants(value: &mut Value, salt: u64) {
-    let hash = |text: &str| {
-        let name = text.strip_prefix("tenant:")?;
-        Some(name_hash(name.as_bytes(), salt).to_string())
-    };
-    match value {
-        Value::String(text) => {
-            if let Some(hash) = hash(text) {
-                *text = hash;
-            }
-        }
-        Value::Array(values) => values.iter_mut().for_each(|value| hash_tenants(value, salt)),
-        Value::Object(entries) => {
-            for (key, mut value) in std::mem::take(entries) {
-                hash_tenants(&mut value, salt);
-                entries.insert(hash(&key).unwrap_or(key), value);
-            }
-        }
-        Value::Null | Value::Bool(_) | Value::Number(_) => {}
-    }
 }
 
 #[cfg(test)]

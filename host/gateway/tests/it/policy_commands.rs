@@ -712,6 +712,54 @@ fn inspect_and_test_check_a_formula_file_as_the_gateway_does() {
 }
 
 #[test]
+fn t4_tenants_are_named_in_settings_and_cases() {
+    let dir = folder();
+    let write = |name: &str, bytes: &[u8]| fs::write(dir.path().join(name), bytes).expect("written");
+    write("limit.wasm", pointsman_test_guests::TENANT_LIMIT);
+    write(
+        "only.formula.toml",
+        b"cost = \"1\"\nkeep = \"tenant != 'acme' || session == 's' || label('pool') == 'a'\"\n",
+    );
+    let limited = |name: &str, expect: &str| {
+        format!(
+            "[[case]]\nname = \"{name}\"\nrequest = {{ tenant-hash = \"tenant:{name}\" }}\nrows = [{{}}]\n\
+             expect = {{ {expect} }}\n"
+        )
+    };
+    let cases = limited("acme", "shed = 429") + &limited("other", "row = 0");
+    write("limit.toml", cases.as_bytes());
+    // T4.4, T4.5
+    let settings = r#"{"requests":5,"tenants":{"tenant:acme":0}}"#;
+    for salt in ["0", "77"] {
+        let arguments =
+            ["test", "limit.wasm", "--cases", "limit.toml", "--settings", settings, "--hash-salt", salt];
+        let ran = pointsman(dir.path(), arguments);
+        assert!(ran.code == Some(0) && ran.out.contains("2 passed, 0 failed"), "{}{}", ran.out, ran.err);
+    }
+    // T4.4: settings of a case.
+    let own = cases.replace("rows", "settings = { requests = 5, tenants = { \"tenant:acme\" = 0 } }\nrows");
+    write("limit.toml", own.as_bytes());
+    let ran = pointsman(dir.path(), ["test", "limit.wasm", "--cases", "limit.toml", "--hash-salt", "7"]);
+    assert!(ran.code == Some(0) && ran.out.contains("2 passed, 0 failed"), "{}{}", ran.out, ran.err);
+    // T4.4
+    let ran = pointsman(dir.path(), ["inspect", "limit.wasm", "--settings", settings]);
+    assert!(ran.code == Some(0) && ran.out.ends_with("admitted  yes\n"), "{}{}", ran.out, ran.err);
+    let rows = "rows = [{}, { \"label-is/pool=a\" = 1 }]\nexpect = { row = 1 }\n";
+    let any = "rows = [{}]\nexpect = { row = 0 }\n";
+    let case =
+        |request: &str, rest: &str| format!("[[case]]\nname = \"c\"\nrequest = {{ {request} }}\n{rest}");
+    let cases = [
+        case("tenant-hash = \"acme\"", rows),
+        case("tenant-hash = \"other\"", any),
+        case("tenant-hash = \"acme\", session-hash = \"s\"", any),
+    ];
+    write("cases.toml", cases.concat().as_bytes());
+    // T4.5
+    let ran = pointsman(dir.path(), ["test", "only.formula.toml", "--hash-salt", "77"]);
+    assert!(ran.code == Some(0) && ran.out.contains("3 passed, 0 failed"), "{}{}", ran.out, ran.err);
+}
+
+#[test]
 fn run_takes_formulas_from_a_file_or_from_settings_and_names_a_mistake() {
     let dir = folder();
     let line = concat!(

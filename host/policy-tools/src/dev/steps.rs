@@ -32,8 +32,6 @@ pub(super) struct Steps {
     pub(super) tools: Vec<OsString>,
     /// Arguments of cases and replay.
     pub(super) settings: Vec<OsString>,
-    /// Arguments of the replay.
-    pub(super) salt: Vec<OsString>,
     /// Longest time of a step.
     pub(super) limit: Duration,
 }
@@ -133,7 +131,7 @@ impl Steps {
         let (file, receipts) = (self.output(), self.scratch.path().join("decisions.jsonl"));
         let flags = ["--json", "--allow-differences"].map(OsString::from);
         let files = [file.into(), "--receipts".into(), receipts.clone().into()];
-        let arguments = self.command("run", &[&files, &flags, &self.settings, &self.salt]);
+        let arguments = self.command("run", &[&files, &flags, &self.settings]);
         let (limit, words) = (self.limit, self.words());
         Box::pin(async move {
             let lines = match recorded.lines().await {

@@ -125,6 +125,27 @@ fn a_value_that_does_not_fit_its_fact_is_reported() {
 }
 
 #[test]
+fn t4_a_case_names_tenants_sessions_and_adapters() {
+    let text = "settings = { pools = { \"tenant:acme\" = [\"tenant:x\", \"x\"] } }\n\
+                request = { tenant-hash = \"tenant:acme\", session-hash = \"tenant:acme\", lora-hash = \"acme\" }\n\
+                expect = { row = 0 }";
+    let text = format!("[[case]]\nname = \"c\"\n{text}\n");
+    let length = |name: &str| name.len() as u64;
+    let cases = parse_hashing(&text, &table(), &length).expect("well-formed");
+    // T4.5
+    assert_eq!(cases[0].settings.as_deref(), Some(r#"{"pools":{"4":["1","x"]}}"#));
+    let hash = |fact: &str| cases[0].request[fact];
+    assert_eq!([hash("tenant-hash"), hash("session-hash"), hash("lora-hash")], [(4, 0), (11, 0), (4, 0)]);
+    // T4.5: without a gateway's salt, names in settings and facts have the same hash.
+    let cases = parse(&text, &table()).expect("well-formed");
+    let (low, high) = cases[0].request["tenant-hash"];
+    let number = u64::from(high) << 32 | u64::from(low);
+    assert!(
+        cases[0].settings.as_deref().is_some_and(|settings| settings.contains(&format!("\"{number}\":")))
+    );
+}
+
+#[test]
 fn malformed_cases_name_the_case_and_the_field() {
     assert_eq!(parse("", &table()), Err(CasesError::Empty));
     for (case, parts) in [
