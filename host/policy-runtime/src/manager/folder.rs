@@ -132,10 +132,10 @@ impl Folder {
     /// (`..data` of a Kubernetes mount) and the directory of parts.
     pub(super) fn strays(&self, known: &SlotFiles) -> Vec<PathBuf> {
         let Some(dir) = &self.dir else { return Vec::new() };
-        let own: BTreeSet<&Path> = known.all().collect();
+        let own: BTreeSet<PathBuf> = known.all().collect();
         let mut found = BTreeSet::new();
         collect(dir, Path::new(""), known, &mut found);
-        found.into_iter().filter(|file| !own.contains(file.as_path())).collect()
+        found.into_iter().filter(|file| !own.contains(file)).collect()
     }
 }
 

@@ -17,7 +17,6 @@ const MIN_LIKENESS: f64 = 0.8;
 /// Names of the files of all slots.
 pub(super) struct SlotFiles {
     components: Vec<PathBuf>,
-    formulas: Vec<PathBuf>,
 }
 
 /// A file of no slot, or the policy directory while it cannot be read.
@@ -60,18 +59,26 @@ pub fn check_file_name(name: &str, world: World) -> Result<(), Refusal> {
 impl SlotFiles {
     /// `components`: those of all lanes.
     pub(super) fn new<'a>(components: impl Iterator<Item = &'a Path>) -> Self {
-        let components: Vec<PathBuf> = components.map(Path::to_owned).collect();
-        let formulas = components.iter().map(|file| formula_file(file)).collect();
-        Self { components, formulas }
+        Self { components: components.map(Path::to_owned).collect() }
     }
 
-    pub(super) fn all(&self) -> impl Iterator<Item = &Path> {
-        self.components.iter().chain(&self.formulas).map(PathBuf::as_path)
+    /// Returns the files that a slot reads, also those that it refuses.
+    pub(super) fn all(&self) -> impl Iterator<Item = PathBuf> {
+        self.components.iter().flat_map(|file| [file.clone(), formula_file(file)])
     }
 
     /// Returns whether a slot has a file in this folder.
     pub(super) fn has_folder(&self, folder: &Path) -> bool {
         self.components.iter().any(|file| file.parent() == Some(folder))
+    }
+
+    /// Returns the formula files that a slot takes.
+    fn formulas(&self) -> Vec<PathBuf> {
+        let takes = |file: &&PathBuf| {
+            let name = file.file_name().map(Path::new);
+            name.and_then(slot_of) != Some(SlotKind::DecodeOverride)
+        };
+        self.components.iter().filter(takes).map(|file| formula_file(file)).collect()
     }
 
     /// Says what is wrong with a name that is not one of these, and which of the same kind is near.
@@ -99,7 +106,7 @@ impl SlotFiles {
     fn misspelt(&self, file: &Path) -> Refusal {
         let name = file.to_string_lossy().to_ascii_lowercase();
         let with_ending = with_ending(&name);
-        let names = if with_ending.ends_with(FORMULA_SUFFIX) { &self.formulas } else { &self.components };
+        let names = if with_ending.ends_with(FORMULA_SUFFIX) { &self.formulas() } else { &self.components };
         // A file in the folder of a model is not meant for another model.
         let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
         let own = names.iter().filter(|name| folder.is_none() || name.parent() == folder);
@@ -245,6 +252,19 @@ mod tests {
             let expected = format!("the file name selects no slot; did you mean `{near}`?");
             assert_eq!(problem(name), expected, "{name}");
         }
+        let files =
+            ["prefill.wasm", "decode-override.wasm", "tiny/decode-override.canary.wasm"].map(Path::new);
+        let files = SlotFiles::new(files.into_iter());
+        // T3.6
+        assert_eq!(
+            files.stray("my.formula.toml".into()).problem(),
+            "the file name selects no slot; expected one of prefill.formula.toml"
+        );
+        // T3.6
+        assert!(!files.stray("decode-overide.formula.toml".into()).problem().contains("did you mean"));
+        let files = ["prefill.wasm", "prefill.canary.wasm", "decode.wasm", "tiny/decode.wasm"].map(Path::new);
+        let files = SlotFiles::new(files.into_iter());
+        let problem = |name: &str| files.stray(name.into()).problem();
         assert_eq!(
             problem("my.wasm"),
             "the file name selects no slot; expected one of prefill.wasm, prefill.canary.wasm, decode.wasm, \
