@@ -4,10 +4,11 @@ import { spawnSync } from "node:child_process";
 import { mkdtempSync, copyFileSync, readFileSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
+import { register } from "node:module";
 import { test } from "node:test";
 import { fileURLToPath, pathToFileURL } from "node:url";
 
-import { Shed, ask, decodeOverride, filter, scorer, selector } from "./pointsman-policy.js";
+import { Shed, ask, decodeOverride, filter, scorer, selector, stateForTests } from "./pointsman-policy.js";
 
 const facts = { name: "x", workerFacts: ["engine-queue"], settings: { weight: 1 } };
 const rows = [{}, {}];
@@ -150,6 +151,39 @@ test("a component logs what it prints and says what to use instead of a system",
     performance: "Error: performance.now(): a policy has no clock: use call.nowUs",
     random: "Error: crypto.getRandomValues(): a policy has no other randomness than its seed: use Math.random, or new Rng(call.seed)",
   });
+});
+
+test("t4 facts may depend on settings", () => {
+  const labelled = scorer({
+    name: "x",
+    settings: { zone: "a" },
+    configure({ zone }) {
+      this.workerFacts = [`label-is/zone=${zone}`];
+    },
+    score(call, facts) {
+      return [...facts[this.workerFacts[0]]].map((value) => 1 - value);
+    },
+  });
+  // T4.7
+  assert.deepEqual(ask(labelled, { rows: [{}, { "label-is/zone=b": 1 }], settings: { zone: "b" } }), { costs: [1, 0] });
+  const wrong = scorer({ name: "x", score: () => [], configure() { this.workerFacts = "engine-queue"; } });
+  assert.throws(() => ask(wrong), /workerFacts is "engine-queue": expected an array of names/);
+});
+
+test("t4 a policy reads and writes state in Node", async () => {
+  register(stateForTests);
+  const source = `
+    import { increment } from "pointsman:policy/state@0.1.1";
+    import { selector } from "${new URL("./pointsman-policy.js", import.meta.url)}";
+    export const { policy, selecting } = selector({ name: "x", select: () => (increment("count", 1n, 1000) > 2n ? null : 0) });
+  `;
+  const counting = await import(`data:text/javascript,${encodeURIComponent(source)}`);
+  // T4.6
+  assert.deepEqual([0, 1, 2].map(() => ask(counting, { rows: [{}] })), [{ row: 0 }, { row: 0 }, "abstain"]);
+  const state = await import("pointsman:policy/state@0.1.1");
+  state.delete("count");
+  assert.deepEqual(ask(counting, { rows: [{}] }), { row: 0 });
+  assert.equal(state.get("none"), undefined);
 });
 
 test("the shipped policy runs without a component", async () => {

@@ -35,7 +35,10 @@ interface Rule<R extends RequestFact, W extends WorkerFact, S extends Settings> 
   workerFacts?: readonly W[];
   /** The operator's settings with their defaults. Unknown names are refused when the policy is loaded. */
   settings?: S;
-  /** Throws an Error when the settings are invalid. */
+  /**
+   * Throws an Error when the settings are invalid. It may set `this.requestFacts` and `this.workerFacts`, which are read after it.
+   * Give the lists a type with all names that it may set: `workerFacts: [] as (keyof WorkerFacts)[]`.
+   */
   configure?(settings: S): void;
 }
 
@@ -88,6 +91,12 @@ export class Rng {
 export class Shed {
   constructor(status: 429 | 503 | 529, reason: string);
 }
+
+/**
+ * For unit tests in Node: `register(stateForTests)`, with `register` of `node:module`, puts a map without limits and without expiry
+ * in the place of `pointsman:policy/state`. Then import the policy: `await import("./policy.js")`.
+ */
+export const stateForTests: string;
 
 /** Configures a policy and calls it once, in Node. */
 export function ask(

@@ -2,7 +2,8 @@
 //
 // `selector`, `scorer`, `filter` and `decodeOverride` take an object and return the exports of the component. The object has `name`,
 // `version`, `requestFacts`, `workerFacts`, `settings` (the known settings with their defaults; an unknown one is an error),
-// `configure(settings)`, which throws an Error when they are invalid, and the function of the world.
+// `configure(settings)`, which throws an Error when they are invalid, and the function of the world. `configure` may set
+// `this.requestFacts` and `this.workerFacts`: which facts a policy asks for may depend on its settings.
 //
 // Another answer than the one of its world is an error, which counts as a failure of the policy; the slot's fallback then decides.
 // `Math.random` starts anew from `call.seed` in each call, so that a decision can be replayed. `console.log` writes to the policy's
@@ -172,10 +173,10 @@ const AFTER_REMOTE_PREFILL = { overlapScoreCredit: 0, assumeKvReuse: false, trac
  * router settings to replace for the decode leg; without it they are those for a decode worker that receives all blocks.
  */
 export function decodeOverride(rule) {
-  const { policy } = baseExports(rule, "decide");
-  const { requestFacts = [], workerFacts = [] } = rule;
+  const { policy, asked } = baseExports(rule, "decide");
   const decide = (call, request, decode, prefill) =>
     guarded(call, () => {
+      const { requestFacts, workerFacts } = asked;
       const one = named(requestFacts, workerFacts, request, decode, decode.length || !workerFacts.length ? 1 : 0);
       const many = named(requestFacts, workerFacts, request, prefill, call.rows);
       const plan = answerOf(rule, "decide", call, one, many);
@@ -184,7 +185,7 @@ export function decodeOverride(rule) {
     }, (shed) => ({ tag: "shed", val: shed }));
   const decodeConfig = (call, words) =>
     guarded(call, () => {
-      const over = rule.decodeConfig ? answerOf(rule, "decodeConfig", call, named(requestFacts, [], words, new Uint32Array(), 0)) : AFTER_REMOTE_PREFILL;
+      const over = rule.decodeConfig ? answerOf(rule, "decodeConfig", call, named(asked.requestFacts, [], words, new Uint32Array(), 0)) : AFTER_REMOTE_PREFILL;
       if (!isTable(over)) throw new Error(`decodeConfig returned ${shown(over)}: expected an object`);
       known("decodeConfig", over, Object.keys(OVERRIDES));
       for (const [key, value] of Object.entries(over)) {
@@ -224,6 +225,32 @@ export function ask(exports, { settings = {}, rows = [], request = {}, decode, l
   const plan = told(() => exports.disaggregation.decide(call, requestWords, one, worker(rows)));
   return plan.tag === "shed" ? { shed: plan.val.status } : { plan: plan.tag };
 }
+
+const STATE = `
+  const kept = new Map();
+  export const get = (key) => kept.get(key);
+  export const set = (key, value) => void kept.set(key, Uint8Array.from(value));
+  const remove = (key) => void kept.delete(key);
+  export { remove as delete };
+  export const increment = (key, delta) => {
+    const value = kept.get(key) ?? new Uint8Array(8);
+    if (value.length !== 8) throw "not-a-number";
+    const sum = new DataView(value.buffer).getBigInt64(0, true) + BigInt(delta);
+    const words = new BigInt64Array([sum > 2n ** 63n - 1n ? 2n ** 63n - 1n : sum < -(2n ** 63n) ? -(2n ** 63n) : sum]);
+    kept.set(key, new Uint8Array(words.buffer));
+    return words[0];
+  };
+`;
+const moduleOf = (text) => `data:text/javascript,${encodeURIComponent(text)}`;
+
+/**
+ * For unit tests in Node: `register(stateForTests)`, with `register` of `node:module`, puts a map without limits and without expiry
+ * in the place of `pointsman:policy/state`. Then import the policy: `await import("./policy.js")`.
+ */
+export const stateForTests = moduleOf(`
+  export const resolve = (name, context, next) =>
+    name.startsWith("pointsman:policy/state") ? { url: ${JSON.stringify(moduleOf(STATE))}, shortCircuit: true } : next(name, context);
+`);
 
 /** Refuses facts that no gateway has. */
 function checkFacts(scope, asked) {
@@ -322,13 +349,19 @@ const RULE_KEYS = ["name", "version", "requestFacts", "workerFacts", "settings",
 function baseExports(rule, method) {
   if (typeof rule[method] !== "function") throw new Error(`the policy has no function \`${method}\``);
   known("the policy", rule, [...RULE_KEYS, method, ...(method === "decide" ? ["decodeConfig"] : [])]);
-  const { requestFacts = [], workerFacts = [], settings: defaults = {} } = rule;
-  for (const [key, asked] of Object.entries({ requestFacts, workerFacts })) {
-    if (!Array.isArray(asked) || !asked.every((name) => typeof name === "string")) {
-      throw new Error(`${key} is ${shown(asked)}: expected an array of names`);
+  const { settings: defaults = {} } = rule;
+  const asked = {};
+  const readFacts = () => {
+    const { requestFacts = [], workerFacts = [] } = rule;
+    for (const [key, names] of Object.entries({ requestFacts, workerFacts })) {
+      if (!Array.isArray(names) || !names.every((name) => typeof name === "string")) {
+        throw new Error(`${key} is ${shown(names)}: expected an array of names`);
+      }
     }
-  }
-  const split = requestFacts.reduce((width, name) => width + widthOf(name), 0);
+    const split = requestFacts.reduce((width, name) => width + widthOf(name), 0);
+    Object.assign(asked, { requestFacts, workerFacts, split });
+  };
+  readFacts();
   const policy = {
     describe: () => ({ name: rule.name, version: rule.version ?? "0.1.0" }),
     configure(text) {
@@ -345,15 +378,16 @@ function baseExports(rule, method) {
           }
         }
         if (rule.configure) answerOf(rule, "configure", { ...defaults, ...given });
+        readFacts();
       } catch (problem) {
         throw problem instanceof Error ? problem.message : String(problem);
       }
-      return { requestFacts, workerFacts };
+      return { requestFacts: asked.requestFacts, workerFacts: asked.workerFacts };
     },
   };
   const columns = (words, rows) =>
-    named(requestFacts, workerFacts, words.subarray(0, split), words.subarray(split), rows);
-  return { policy, columns };
+    named(asked.requestFacts, asked.workerFacts, words.subarray(0, asked.split), words.subarray(asked.split), rows);
+  return { policy, columns, asked };
 }
 
 /** Names a fact that a policy reads without asking for it; its value would be `undefined`. */

@@ -42,6 +42,49 @@ except ImportError:  # plain Python
 
 MASK = (1 << 64) - 1
 
+
+class _State:
+    """Double of the slot's state, for `from wit_world.imports import state` in plain Python. It has no limits."""
+
+    def __init__(self):
+        self.now_us = 0
+        self.clear()
+
+    def clear(self) -> None:
+        self._kept = {}
+
+    def _expires(self, ttl_ms: int) -> float:
+        return self.now_us + ttl_ms * 1_000 if ttl_ms else math.inf
+
+    def get(self, key: str) -> bytes | None:
+        value, expires = self._kept.get(key, (None, 0))
+        return value if expires > self.now_us else None
+
+    def set(self, key: str, value: bytes, ttl_ms: int) -> None:
+        self._kept[key] = (bytes(value), self._expires(ttl_ms))
+
+    def delete(self, key: str) -> None:
+        self._kept.pop(key, None)
+
+    def increment(self, key: str, delta: int, ttl_ms: int) -> int:
+        value = self.get(key)
+        if value is not None and len(value) != 8:
+            raise Err("not-a-number")
+        expires = self._expires(ttl_ms) if value is None else self._kept[key][1]
+        total = int.from_bytes(value or bytes(8), "little", signed=True) + delta
+        total = max(-(1 << 63), min((1 << 63) - 1, total))
+        self._kept[key] = (total.to_bytes(8, "little", signed=True), expires)
+        return total
+
+
+STATE = _State()
+try:
+    import wit_world
+except ImportError:  # plain Python
+    for part in ("wit_world", "wit_world.imports"):
+        sys.modules[part] = type(sys)(part)
+    sys.modules["wit_world.imports"].state = STATE
+
 # All facts by type. Do not edit: each release writes its own. `pointsman policy facts` describes them.
 FACTS = {
     "request": {
@@ -81,7 +124,10 @@ F32 = frozenset(name for types in FACTS.values() for name in types["f32"])
 
 
 class Policy:
-    """Base class of policies. `settings` has the known settings with their defaults; an unknown setting is an error."""
+    """Base class of policies. `settings` has the known settings with their defaults; an unknown setting is an error.
+
+    `configure` may set `self.request_facts` and `self.worker_facts`: which facts a policy asks for may depend on its settings.
+    """
 
     name = "unnamed"
     version = "0.1.0"
@@ -170,7 +216,10 @@ class Shed(Exception):
 
 
 class Unsupported(Exception):
-    """Raise this for a call that the policy does not support. The slot's fallback then decides."""
+    """Raise this for a call that the policy does not support. It counts as a failure, and the slot's fallback decides.
+
+    Where that is no failure, answer instead: None of a selector, equal costs, all rows, or "remote".
+    """
 
 
 def least(costs: list[float], seed: int) -> int | None:
@@ -211,7 +260,8 @@ def ask(policy_class, rows=(), request=None, decode=None, settings=None, call=No
 def run_cases(policy_class, path: str = "cases.toml") -> None:
     """Runs the cases of a `cases.toml` in plain Python (3.11 or later). Raises AssertionError with every case that fails.
 
-    Cases with `state` or `outcomes` need the component: `pointsman policy test` runs them.
+    Cases with `outcomes` need the component: `pointsman policy test` runs them. Names of tenants, sessions and adapters get
+    hashes that differ from those of a gateway.
     """
     import tomllib
 
@@ -222,12 +272,16 @@ def run_cases(policy_class, path: str = "cases.toml") -> None:
 
 
 def _case(policy_class, case: dict) -> str | None:
-    if "state" in case or "outcomes" in case:
+    if "outcomes" in case:
         return None
     rows, expect = case.get("rows", []), case["expect"]
+    request = {name: _hashed(value, name) for name, value in case.get("request", {}).items()}
+    STATE.clear()
+    for key, number in case.get("state", {}).items():
+        STATE.set(key, number.to_bytes(8, "little", signed=True), 0)
     call = Call(rows=len(rows), seed=case.get("seed", 0), now_us=case.get("now-us", 0), attempt=case.get("attempt", 0))
     try:
-        answer = ask(policy_class, rows, case.get("request"), case.get("decode", {}), case.get("settings"), call)
+        answer = ask(policy_class, rows, request, case.get("decode", {}), _with_hashes(case.get("settings")), call)
     except Shed as shed:
         answer = {"shed": shed.status}
     except Exception as problem:
@@ -244,6 +298,26 @@ def _case(policy_class, case: dict) -> str | None:
     else:
         met = answer == expect
     return None if met else f"{case['name']}: expected {expect}, got {answer}"
+
+
+def _hashed(value, fact: str):
+    """Returns the hash (FNV-1a) of a name that a case gives for a fact; `tenant:NAME` is that of the tenant NAME."""
+    if not isinstance(value, str) or not fact.endswith("-hash"):
+        return value
+    number = 0xCBF29CE484222325
+    for byte in (value.removeprefix("tenant:") if fact == "tenant-hash" else value).encode():
+        number = (number ^ byte) * 0x100000001B3 & MASK
+    return number
+
+
+def _with_hashes(settings):
+    """Returns settings with hashes in the place of `tenant:NAME`, as the gateway passes them."""
+    if isinstance(settings, dict):
+        return {_with_hashes(key): _with_hashes(value) for key, value in settings.items()}
+    if isinstance(settings, list):
+        return [_with_hashes(value) for value in settings]
+    named = isinstance(settings, str) and settings.startswith("tenant:")
+    return str(_hashed(settings, "tenant-hash")) if named else settings
 
 
 def configured(policy_class, settings: str):
@@ -577,6 +651,7 @@ def _told(problem: BaseException) -> str:
 
 def _seed(call) -> None:
     """Makes `random` start anew from the seed of the call, when the policy uses it."""
+    STATE.now_us = call.now_us
     if "random" in sys.modules:
         sys.modules["random"].seed(call.seed)
 

@@ -229,6 +229,56 @@ class Helper(unittest.TestCase):
         self.assertEqual((ran.returncode, ran.stderr), (0, ""), ran.stdout)
         self.assertEqual(ran.stdout, LOGGED)
 
+    def test_t4_a_policy_reads_and_writes_state_in_plain_python(self):
+        from wit_world.imports import state
+
+        class Counting(pp.Policy):
+            worker_facts = ["active-requests"]
+
+            def select(self, call, facts):
+                count = state.increment("count", 1, 1_000)
+                return None if count > 2 else 0
+
+        ask = lambda now_us: pp.ask(Counting, [{}], call=pp.Call(rows=1, now_us=now_us))
+        # T4.6
+        self.assertEqual([ask(0), ask(0), ask(0), ask(1_000_000)], [0, 0, None, 0])
+        state.set("text", b"abc", 0)
+        self.assertEqual((state.get("text"), state.get("none")), (b"abc", None))
+        state.delete("text")
+        self.assertIsNone(state.get("text"))
+        cases = [{"name": "preset", "rows": [{}], "state": {"count": 2}, "expect": "abstain"},
+                 {"name": "without", "rows": [{}], "expect": {"row": 0}}]
+        # T4.6: each case has its own state.
+        self.assertEqual([pp._case(Counting, case) for case in cases], [None, None])
+
+    def test_t4_a_case_names_tenants(self):
+        class Pinned(pp.Policy):
+            request_facts, worker_facts, settings = ["tenant-hash"], ["active-requests"], {"tenants": {}}
+
+            def configure(self, settings):
+                self.tenants = settings["tenants"]
+
+            def select(self, call, facts):
+                return 0 if str(facts["tenant-hash"]) in self.tenants else None
+
+        case = {"name": "x", "rows": [{}], "settings": {"tenants": {"tenant:acme": 1}}, "request": {"tenant-hash": "tenant:acme"}}
+        # T4.5
+        self.assertIsNone(pp._case(Pinned, {**case, "expect": {"row": 0}}))
+        self.assertIsNone(pp._case(Pinned, {**case, "request": {"tenant-hash": "other"}, "expect": "abstain"}))
+
+    def test_t4_facts_may_depend_on_settings(self):
+        class Labelled(pp.Policy):
+            settings = {"zone": "a"}
+
+            def configure(self, settings):
+                self.worker_facts = [f"label-is/zone={settings['zone']}"]
+
+            def score(self, call, facts):
+                return [1.0 - value for value in facts[self.worker_facts[0]]]
+
+        # T4.7
+        self.assertEqual(pp.ask(Labelled, [{}, {"label-is/zone=b": 1}], settings={"zone": "b"}), [1.0, 0.0])
+
     def test_the_shipped_policy_passes_its_cases_without_a_component(self):
         cases = pathlib.Path(__file__).parent.parent / "least-loaded" / "cases.toml"
         pp.run_cases(least_loaded.LeastLoaded, str(cases))
