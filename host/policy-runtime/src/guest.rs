@@ -69,8 +69,8 @@ pub(crate) struct TimeLimit {
 impl Guest {
     /// A guest that is configured and probed first.
     pub(crate) fn new(policy: Arc<str>, memory_bytes: usize, access: &Access, counted: Counted) -> Self {
-        let call = Arc::new(CurrentCall::new());
-        let log = GuestLog::new(policy, access.log().clone(), call.clone());
+        let call = Arc::new(CurrentCall::new(policy));
+        let log = GuestLog::new(access.log().clone(), call.clone());
         let mut wasi = WasiCtx::builder();
         wasi.stdout(log.clone()).stderr(log.of_stderr());
         wasi.wall_clock(CallClock(call.clone())).monotonic_clock(CallClock(call.clone()));
@@ -99,6 +99,12 @@ impl Guest {
     /// Ends configuration and probe: from now on writes last.
     pub(crate) fn serve(&mut self) {
         self.probing = false;
+        self.call.serve();
+    }
+
+    /// Notes the name that the policy gives itself.
+    pub(crate) fn set_policy(&mut self, name: &str) {
+        self.call.set_policy(name);
     }
 
     /// Starts a call in `context`.

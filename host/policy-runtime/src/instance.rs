@@ -79,6 +79,7 @@ macro_rules! introduce {
     ($timers:expr, $store:expr, $exports:expr, $settings:expr, $call:path) => {{
         let policy = $exports.pointsman_policy_policy();
         let about = $call($timers, policy.call_describe(&mut *$store))?;
+        $store.data_mut().set_policy(&about.name);
         let wants = $call($timers, policy.call_configure(&mut *$store, $settings))?;
         Ok(wants.map(|wants| GuestInfo {
             name: about.name,

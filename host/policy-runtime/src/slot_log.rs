@@ -37,6 +37,8 @@ pub struct PolicyLine {
     pub level: &'static str,
     /// Name of the policy.
     pub policy: Arc<str>,
+    /// Whether a call with made-up facts logged it, before the policy or one of its instances served.
+    pub trial: bool,
     /// Generation that logged it. `None` while a file is tried before it is installed.
     pub generation: Option<u64>,
     /// Id of the request. `None` for a preview and for a trial call.
@@ -90,6 +92,7 @@ mod tests {
                 at_ms: 0,
                 level: "info",
                 policy: Arc::from("x"),
+                trial: false,
                 generation: Some(2),
                 request_id: None,
                 text: number.to_string(),

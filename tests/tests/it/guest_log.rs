@@ -1,14 +1,20 @@
 //! A policy's lines in the daemon's log. The test has a file of its own because a process has one log.
 
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "helpers of tests may fail as tests do")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    reason = "helpers of tests may fail as tests do"
+)]
 
 use std::{
     io::{self, Write},
     sync::{OnceLock, mpsc},
 };
 
+use pointsman_routing::SlotKind;
 use pointsman_sim::{Dialect, Role};
-use pointsman_test_guests::CHATTY;
+use pointsman_test_guests::{CHATTY, HOSTILE};
 use pointsman_tests::{TestClusterBuilder, own_process};
 use serde_json::{Value, json};
 use tracing_subscriber::fmt::MakeWriter;
@@ -108,6 +114,85 @@ async fn a_policy_s_lines_carry_its_name_generation_and_request_and_are_limited(
     let last = kept["last"].as_u64().unwrap();
     assert_eq!(log(&format!("?after={last}")).await["lines"], json!([]));
     assert_eq!(log(&format!("?after={}", last - 1)).await["lines"].as_array().unwrap().len(), 1);
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn t6_failed_calls_and_breakers_are_logged_and_lines_of_trials_are_marked() {
+    if !own_process(concat!(
+        module_path!(),
+        "::t6_failed_calls_and_breakers_are_logged_and_lines_of_trials_are_marked"
+    )) {
+        return;
+    }
+    let (sender, lines) = mpsc::channel();
+    LINES.set(sender).unwrap();
+    tracing_subscriber::fmt().json().with_writer(Pipe).init();
+    let cluster = TestClusterBuilder::new()
+        .config(|config| {
+            config.policies.probation_failure_share = 1.0;
+            let settings = toml::from_str("mode = \"error\"\nafter = 20").unwrap();
+            config.policies.slots.insert(
+                SlotKind::Aggregated,
+                pointsman_gateway::config::SlotEntry { settings, ..Default::default() },
+            );
+        })
+        .sim(Dialect::Vllm, Role::Aggregated)
+        .start()
+        .await
+        .unwrap();
+    let slot = |cluster: &pointsman_tests::TestCluster, policy: &str| {
+        let status = cluster.gateway.state().policies.status();
+        status.slots.iter().any(|slot| slot.policy == policy && slot.slot == SlotKind::Aggregated)
+    };
+    cluster.drop_policy("aggregated.wasm", HOSTILE).unwrap();
+    cluster.until("it serves", |cluster| slot(cluster, "hostile")).await.unwrap();
+    let body = json!({"model": "tiny", "max_tokens": 2, "messages": [{"role": "user", "content": "hi"}]})
+        .to_string();
+    let mut logged: Vec<Value> = Vec::new();
+    for _ in 0..600 {
+        cluster.client.post("/v1/chat/completions", &[], body.clone()).await.unwrap();
+        logged.extend(lines.try_iter().filter_map(|line| serde_json::from_slice::<Value>(&line).ok()));
+        if logged
+            .iter()
+            .any(|line| line["fields"]["message"].as_str().is_some_and(|text| text.contains("opened")))
+        {
+            break;
+        }
+    }
+    let of = |event: &str| {
+        let same = |line: &&Value| line["fields"]["message"] == event;
+        logged
+            .iter()
+            .filter(same)
+            .map(|line| (line["level"].clone(), line["fields"].clone()))
+            .collect::<Vec<_>>()
+    };
+    for event in
+        ["policy call failed; later failures are counted", "policy breaker opened; the fallback decides"]
+    {
+        let found = of(event);
+        // T6.1
+        let [(level, fields)] = &found[..] else { panic!("{event}: {found:?}") };
+        assert_eq!(
+            (level, &fields["policy"], &fields["kind"]),
+            (&json!("WARN"), &json!("hostile"), &json!("error"))
+        );
+        assert_eq!((&fields["slot"], &fields["lane"]), (&json!("aggregated"), &json!("active")), "{fields}");
+        assert!(fields["error"].as_str().unwrap().starts_with("policy error: "), "{fields}");
+    }
+    // What is logged in trial calls is not in the log, and has its name and a mark in the operators' API.
+    cluster.drop_policy("aggregated.wasm", CHATTY).unwrap();
+    cluster.until("another serves", |cluster| slot(cluster, "chatty")).await.unwrap();
+    let told = records(lines.try_iter().collect());
+    assert!(told.iter().all(|line| line["fields"]["policy"] != "?"), "{told:?}");
+    let trials = |line: &&Value| line["fields"]["generation"].is_null();
+    // T6.3
+    assert_eq!(told.iter().filter(trials).count(), 0, "{told:?}");
+    let kept = cluster.admin.get("/policies/aggregated/log").await.unwrap().json().unwrap();
+    let trial = kept["lines"].as_array().unwrap().iter().find(|line| line["trial"] == true).unwrap();
+    // T6.3
+    assert_eq!((&trial["policy"], &trial["generation"]), (&json!("chatty"), &Value::Null), "{kept}");
     cluster.at_rest().await.unwrap();
 }
 

@@ -3,6 +3,8 @@
 //! WASI streams and clocks own their data, so they share one value with the guest's store instead of
 //! borrowing the decision's context. One thread at a time is in a store: the lock never waits.
 
+use std::sync::Arc;
+
 use parking_lot::Mutex;
 use pointsman_routing::{Call, DecisionContext, Generation};
 
@@ -13,7 +15,7 @@ const LINES_PER_CALL: u32 = 8;
 #[derive(Debug)]
 pub(super) struct CurrentCall(Mutex<CallData>);
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct CallData {
     pub(super) now_us: u64,
     pub(super) seed: u64,
@@ -23,6 +25,10 @@ pub(super) struct CallData {
     request_id: String,
     has_request_id: bool,
     lines_left: u32,
+    /// Name of the policy, once it described itself.
+    pub(super) policy: Arc<str>,
+    /// Whether the guest serves: it is not being configured and tried any more.
+    pub(super) serves: bool,
     /// Beginning of what the guest wrote to stderr or as an error.
     pub(super) last_words: String,
 }
@@ -32,8 +38,32 @@ const MAX_LAST_WORDS: usize = 400;
 
 impl CurrentCall {
     /// The state before the first call: `configure` may log as much as a call.
-    pub(super) fn new() -> Self {
-        Self(Mutex::new(CallData { lines_left: LINES_PER_CALL, ..CallData::default() }))
+    pub(super) fn new(policy: Arc<str>) -> Self {
+        Self(Mutex::new(CallData {
+            now_us: 0,
+            seed: 0,
+            number: 0,
+            generation: None,
+            request_id: String::new(),
+            has_request_id: false,
+            lines_left: LINES_PER_CALL,
+            policy,
+            serves: false,
+            last_words: String::new(),
+        }))
+    }
+
+    /// Notes the name that the policy gives itself.
+    pub(super) fn set_policy(&self, name: &str) {
+        let mut data = self.0.lock();
+        if &*data.policy != name {
+            data.policy = Arc::from(name);
+        }
+    }
+
+    /// Notes that the guest was configured and tried.
+    pub(super) fn serve(&self) {
+        self.0.lock().serves = true;
     }
 
     /// Starts the next call.

@@ -17,7 +17,6 @@ const MAX_LINE_CHARS: usize = 512;
 /// Writes a guest's lines to the host's log.
 #[derive(Clone)]
 pub(super) struct GuestLog {
-    policy: Arc<str>,
     slot: Arc<SlotLog>,
     call: Arc<CurrentCall>,
     /// Level of printed lines.
@@ -25,8 +24,8 @@ pub(super) struct GuestLog {
 }
 
 impl GuestLog {
-    pub(super) fn new(policy: Arc<str>, slot: Arc<SlotLog>, call: Arc<CurrentCall>) -> Self {
-        Self { policy, slot, call, printed: tracing::Level::INFO }
+    pub(super) fn new(slot: Arc<SlotLog>, call: Arc<CurrentCall>) -> Self {
+        Self { slot, call, printed: tracing::Level::INFO }
     }
 
     /// Returns the same log for the guest's stderr, where languages print panics and exceptions.
@@ -34,7 +33,8 @@ impl GuestLog {
         Self { printed: tracing::Level::ERROR, ..self.clone() }
     }
 
-    /// Writes one line, unless the call or the slot has used up its lines.
+    /// Writes one line, unless the call or the slot has used up its lines. What a guest says before it serves,
+    /// in calls with made-up facts, has the level `debug` in the host's log.
     pub(super) fn write(&self, level: tracing::Level, message: &str) {
         if level == tracing::Level::ERROR {
             self.call.remember(message.trim());
@@ -43,12 +43,15 @@ impl GuestLog {
             return;
         }
         let line: String = message.trim_end().chars().take(MAX_LINE_CHARS).collect();
-        let policy = &*self.policy;
         self.call.with(|call| {
+            let policy = &*call.policy;
             // The seed is also in the receipt of the decision that the line belongs to.
             let (request, seed) = (call.request_id(), call.seed);
             let generation = call.generation.map(|generation| generation.0);
             match level {
+                _ if !call.serves => {
+                    tracing::debug!(target: "pointsman::guest", policy, trial = true, "{line}");
+                }
                 tracing::Level::ERROR => {
                     tracing::error!(target: "pointsman::guest", policy, generation, request, seed, "{line}");
                 }
@@ -64,7 +67,8 @@ impl GuestLog {
                 number: 0,
                 at_ms: 0,
                 level: name_of(level),
-                policy: self.policy.clone(),
+                policy: call.policy.clone(),
+                trial: !call.serves,
                 generation,
                 request_id: request.map(str::to_owned),
                 text: line,
