@@ -26,8 +26,8 @@ pub fn hash_tenants(settings: &mut Value, salt: u64) {
     }
 }
 
-/// Returns JSON in which [`hash_tenants`] replaced the names. A text that is not JSON stays as it is: the policy
-/// says what is wrong with it.
+/// Returns JSON in which [`hash_tenants`] replaced the names. A text that is not JSON stays as it is: the
+/// policy says what is wrong with it.
 #[must_use]
 pub fn with_hashed_tenants(settings: &str, salt: u64) -> String {
     match serde_json::from_str::<Value>(settings) {

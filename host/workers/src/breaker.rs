@@ -143,8 +143,8 @@ impl Breaker {
         self.retry_at_ms.load(Ordering::Acquire) != 0
     }
 
-    /// Closes the breaker, unless its failure rate opened it and the pause has not ended. Returns whether that
-    /// closed it. `calls` is the number of calls so far; only [`BreakerRules::failure_rate`] uses it.
+    /// Closes the breaker, unless its failure rate opened it and the pause has not ended. Returns whether
+    /// that closed it. `calls` is the number of calls so far; only [`BreakerRules::failure_rate`] uses it.
     pub fn record_success(&self, calls: u64) -> bool {
         let mut closed = false;
         let rated = self.rated.load(Ordering::Relaxed);
@@ -170,8 +170,8 @@ impl Breaker {
     }
 
     /// Counts a failure, which opens the breaker if its rules say so. Returns whether the breaker was closed
-    /// before and is open now. `calls` is the number of calls so far; only [`BreakerRules::failure_rate`] uses
-    /// it.
+    /// before and is open now. `calls` is the number of calls so far; only [`BreakerRules::failure_rate`]
+    /// uses it.
     pub fn record_failure(&self, calls: u64) -> bool {
         let in_row = self.count_failure() >= self.rules.consecutive_failures;
         let by_rate = !self.is_open() && self.rate_exceeded(calls);

@@ -33,8 +33,8 @@ impl GuestLog {
         Self { printed: tracing::Level::ERROR, ..self.clone() }
     }
 
-    /// Writes one line, unless the call or the slot has used up its lines. What a guest says before it serves,
-    /// in calls with made-up facts, has the level `debug` in the host's log.
+    /// Writes one line, unless the call or the slot has used up its lines. What a guest says before it
+    /// serves, in calls with made-up facts, has the level `debug` in the host's log.
     pub(super) fn write(&self, level: tracing::Level, message: &str) {
         if level == tracing::Level::ERROR {
             self.call.remember(message.trim());

@@ -111,7 +111,8 @@ impl Program {
         }
     }
 
-    /// Returns the program with `filters` in the place of its first `count` ones. `None`: it takes no filters.
+    /// Returns the program with `filters` in the place of its first `count` ones. `None`: it takes no
+    /// filters.
     #[must_use]
     pub fn with_filters(&self, count: usize, filters: &[Arc<dyn Policy>]) -> Option<Self> {
         let rest = self.filters().iter().skip(count);

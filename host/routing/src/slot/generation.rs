@@ -240,8 +240,8 @@ impl GenerationHandle {
     }
 }
 
-/// Reports a failed call to a breaker, and returns whether that opened it. A timeout opens it at once, because
-/// every further one would cost a full budget.
+/// Reports a failed call to a breaker, and returns whether that opened it. A timeout opens it at once,
+/// because every further one would cost a full budget.
 fn record_failure(breaker: &Breaker, failure: &Failure, calls: u64) -> bool {
     if matches!(failure, Failure::Timeout { .. }) { breaker.trip() } else { breaker.record_failure(calls) }
 }
