@@ -169,7 +169,7 @@ impl GenerationHandle {
             self.log_failure(&policy, failure, "policy call failed; later failures are counted");
         }
         if opened {
-            self.log_failure(&policy, failure, "policy breaker opened; the fallback decides");
+            self.log_failure(&policy, failure, "policy breaker opened");
         }
         *self.last_failure.lock() = Some(LastFailure::now(policy, failure));
         let _ = self.place.events.send(SlotEvent {
