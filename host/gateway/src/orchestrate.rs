@@ -357,9 +357,8 @@ impl Drive {
         if std::mem::replace(&mut self.released, true) {
             return;
         }
-        if !self.attempts.queued().is_zero() {
-            self.account.queued(self.attempts.queued());
-        }
+        self.leave_queue();
+        self.account.queued(self.attempts.queued());
         if let Some(over) = &self.over {
             over.cancel();
         }

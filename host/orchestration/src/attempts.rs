@@ -84,6 +84,8 @@ pub struct Attempts {
     /// When the place ends that it takes next, if it had one for a plan that it left.
     place_until: Option<Instant>,
     queued: Duration,
+    /// When the current wait in the queue began.
+    waits_since: Option<Instant>,
     /// Whether a leg failed since the last routing: the next routing waits for a pause.
     failed: bool,
     pauses: Option<Backoff>,
@@ -152,6 +154,12 @@ impl Attempts {
     #[must_use]
     pub fn queued(&self) -> Duration {
         self.queued
+    }
+
+    /// Ends the current wait in the queue, because the request has a worker or waits no longer. Returns its
+    /// duration, or `None` if the request did not wait. The rest of a stream that paused does not count.
+    pub fn leave_queue(&mut self) -> Option<Duration> {
+        self.waits_since.take().map(|since| since.elapsed())
     }
 
     /// Records that a leg failed on a worker; `None`: before it had one.
@@ -334,6 +342,9 @@ impl Attempts {
                 let Some(place) = queue.park(admission_request, leg, &self.tried) else { return false };
                 let now = Instant::now();
                 self.parked.get_or_insert(now);
+                if !self.is_paused {
+                    self.waits_since.get_or_insert(now);
+                }
                 (place, self.place_until.take().unwrap_or(now + *timeout))
             }
         };

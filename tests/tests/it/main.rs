@@ -89,6 +89,7 @@ mod moves;
 mod multimodal;
 mod networks;
 mod openapi;
+mod operators_figures;
 mod orchestration;
 mod packages;
 mod page;

@@ -86,6 +86,7 @@ impl Drive {
                 self.plan_refused(place, begun);
             }
             Ok(found) => {
+                self.leave_queue();
                 if let Some(admission) = self.attempts.found(place.as_ref()) {
                     self.account.admitted(admission);
                 }
@@ -173,6 +174,8 @@ impl Drive {
             AfterRefusal::RouteAgain => self.route(leg, None),
             AfterRefusal::GiveUp if leg == Leg::Decode && self.legs.owes() => self.not_consumed(error, begun),
             AfterRefusal::GiveUp => {
+                self.leave_queue();
+                let state = &self.state;
                 let (event, paused) = (Attempts::unroutable(leg, &error), error.pause());
                 let pressure = || state.queue.pressure(&self.request.model);
                 let cause = ApiError::of_refusal(error, state.settings.busy_status, pressure);
@@ -225,6 +228,7 @@ impl Drive {
             Entry::Refused => {
                 let pressure = state.queue.pressure(&self.request.model);
                 let cause = ApiError::queue_full(state.settings.busy_status, &pressure);
+                self.leave_queue();
                 self.runs[leg].failure = Some(cause);
                 self.report(Event::Unroutable);
             }
@@ -237,6 +241,13 @@ impl Drive {
         let PerLeg { prefill, answering } = &self.runs;
         if prefill.candidate.is_none() && answering.candidate.is_none() && self.place.is_none() {
             self.snapshot = self.state.registry.snapshot();
+        }
+    }
+
+    /// Observes how long the request waited in the queue, when it leaves the queue.
+    pub(super) fn leave_queue(&mut self) {
+        if let Some(waited) = self.attempts.leave_queue() {
+            self.account.left_queue(waited);
         }
     }
 

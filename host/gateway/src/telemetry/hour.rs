@@ -275,7 +275,7 @@ mod tests {
         for minute in 1..=90 {
             metrics.prompt_tokens.inc_by(100);
             metrics.cached_tokens.inc_by(if minute > 60 { 80 } else { 20 });
-            metrics.output_tokens.inc_by(600);
+            metrics.output_tokens.replace(0, 600);
             book(&snapshot, 3);
             hour.sample(minute * 60_000, &metrics, 4, &snapshot);
         }

@@ -90,16 +90,29 @@ impl Second {
 }
 
 impl LiveStats {
-    /// Counts a request that ended with this status, with its time to first token and mean time between
-    /// tokens.
-    pub fn note(&self, status: u16, ttft: Option<Duration>, itl: Option<Duration>) {
+    /// Returns the current second.
+    fn second(&self) -> Option<&Second> {
         let number = self.begun.elapsed().as_secs();
-        let Some(second) = self.seconds.get(slot_of_second(number)) else { return };
+        let second = self.seconds.get(slot_of_second(number))?;
         // The first thread in a new second empties the cell. An addition by another thread at that time may
         // be lost.
         if second.number.swap(number, Ordering::Relaxed) != number {
             second.clear();
         }
+        Some(second)
+    }
+
+    /// Counts the first token of a request.
+    pub fn first_token(&self, ttft: Duration) {
+        if let Some(count) = self.second().and_then(|second| second.ttft.get(bucket(ttft))) {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Counts a request that ended with this status, with its time to first token and mean time between
+    /// tokens.
+    pub fn note(&self, status: u16, ttft: Option<Duration>, itl: Option<Duration>) {
+        let Some(second) = self.second() else { return };
         let within = |time: Option<Duration>, limit| time.is_none_or(|time| time <= limit);
         let count = match status {
             400..500 => &second.refusals,
@@ -108,10 +121,8 @@ impl LiveStats {
             _ => &second.slow,
         };
         count.fetch_add(1, Ordering::Relaxed);
-        for (time, buckets) in [(ttft, &second.ttft), (itl, &second.itl)] {
-            if let Some(count) = time.and_then(|time| buckets.get(bucket(time))) {
-                count.fetch_add(1, Ordering::Relaxed);
-            }
+        if let Some(count) = itl.and_then(|itl| second.itl.get(bucket(itl))) {
+            count.fetch_add(1, Ordering::Relaxed);
         }
     }
 
@@ -173,7 +184,9 @@ mod tests {
                 let ttft = if second < 60 { 9_000 } else { 40 + request };
                 let status = if request < 2 { 502 } else { 200 + 200 * u16::from(request == 9) };
                 let itl = (second >= 60).then_some(Duration::from_millis(7));
-                stats.note(status, (request > 0).then_some(Duration::from_millis(ttft)), itl);
+                let ttft = (request > 0).then_some(Duration::from_millis(ttft));
+                ttft.inspect(|ttft| stats.first_token(*ttft));
+                stats.note(status, ttft, itl);
             }
             tokio::time::advance(Duration::from_secs(1)).await;
         }

@@ -205,8 +205,8 @@ pub struct Metrics {
     pub cached_tokens: Counter,
     /// Prompt tokens that routing expected to be cached.
     pub predicted_tokens: Counter,
-    /// Output tokens.
-    pub output_tokens: Counter,
+    /// Output tokens, also of requests that run.
+    pub(crate) output_tokens: OutputTokens,
     /// Relayed bytes.
     pub relayed_bytes: Counter<u64, AtomicU64>,
     /// Requests that the decision log contains.
@@ -268,7 +268,7 @@ impl Default for Metrics {
             prompt_tokens: Counter::default(),
             cached_tokens: Counter::default(),
             predicted_tokens: Counter::default(),
-            output_tokens: Counter::default(),
+            output_tokens: OutputTokens::default(),
             relayed_bytes: Counter::default(),
             decision_log_records: Counter::default(),
             decision_log_bytes: Counter::default(),
@@ -290,9 +290,12 @@ mod count;
 mod dropped_spans;
 mod every_series;
 mod expected;
+mod output_tokens;
 
 pub(crate) use dropped_spans::DropReason;
 use expected::LabelledModels;
+pub(crate) use expected::MAX_MODELS;
+use output_tokens::OutputTokens;
 
 impl Metrics {
     /// Registers every metric for one scrape.
@@ -308,13 +311,13 @@ impl Metrics {
             upstream_connections_closed "upstream_connections_closed" "Number of idle connections to workers that the gateway closed: idle for upstream.idle_timeout, or closed by the worker",
             connections "client_connections" "Number of open connections of clients and operators",
             inflight "inflight_requests" "Number of requests in flight",
-            ttft "ttft_seconds" "Time from a request to its first token in seconds",
+            ttft "ttft_seconds" "Time from a request to its first token in seconds, observed at that token",
             itl "itl_seconds" "Mean time between the output tokens of a stream in seconds, observed at each new KV block and at the end",
             isl "isl_tokens" "Number of prompt tokens of a request by the source of the number",
             osl "osl_tokens" "Number of output tokens of a request by the source of the number",
             hit_rate "cache_hit_ratio" "Share of a request's prompt tokens that were cached, by the source of the number",
             duration "request_seconds" "Duration of a request in seconds",
-            queue_wait "queue_seconds" "Time that a request waited in the admission queue in seconds; only requests that waited",
+            queue_wait "queue_seconds" "Time of a wait in the admission queue in seconds, observed when the request leaves the queue; only requests that waited",
             decisions "decisions" "Number of routing decisions",
             fallbacks "fallbacks" "Number of decisions by the native fallback, by the failure that caused it",
             route "route_seconds" "Time of routing one leg in seconds",

@@ -143,7 +143,7 @@ impl TenantFamilies {
         );
         registry.register(
             "pointsman_tenant_queue_seconds",
-            "Time that a tenant's request waited in the admission queue in seconds; only requests that waited",
+            "Time of a wait of a tenant's request in the admission queue in seconds; only requests that waited",
             self.queue.clone(),
         );
     }

@@ -56,21 +56,32 @@ impl Account {
         self.first_token.map(|first| first - self.started)
     }
 
-    fn observe_times(&self, took: Duration) {
-        let (metrics, exemplar, ttft) = (&self.metrics, self.exemplar(), self.ttft());
-        metrics.duration.observe(seconds(took), exemplar.clone(), None);
-        if let Some(ttft) = ttft {
-            metrics.ttft.observe(seconds(ttft), exemplar, None);
+    /// Observes the time to the first token, when it came.
+    pub(super) fn observe_first_token(&self) {
+        if let Some(ttft) = self.ttft() {
+            self.metrics.ttft.observe(seconds(ttft), self.exemplar(), None);
+            self.metrics.live_stats.first_token(ttft);
         }
-        metrics.live_stats.note(self.outcome.status, ttft, self.itl());
+    }
+
+    fn observe_times(&self, took: Duration) {
+        let metrics = &self.metrics;
+        metrics.duration.observe(seconds(took), self.exemplar(), None);
+        metrics.live_stats.note(self.outcome.status, self.ttft(), self.itl());
         if let Some(itl) = self.rest_itl() {
             metrics.itl.observe(seconds(itl));
         }
     }
 
-    fn count_tokens(&self) {
+    /// Brings the counter of output tokens up to those of this request.
+    pub(super) fn count_output(&mut self) {
+        self.metrics.output_tokens.replace(self.tokens_in_metrics, self.tokens);
+        self.tokens_in_metrics = self.tokens;
+    }
+
+    fn count_tokens(&mut self) {
+        self.count_output();
         let (metrics, usage) = (&self.metrics, self.usage.unwrap_or_default());
-        metrics.output_tokens.inc_by(u64::from(self.tokens));
         metrics.prompt_tokens.inc_by(u64::from(usage.prompt_tokens));
         metrics.cached_tokens.inc_by(u64::from(usage.cached_tokens.unwrap_or(0)));
         metrics.predicted_tokens.inc_by(u64::from(self.predicted_tokens));

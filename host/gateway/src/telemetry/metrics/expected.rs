@@ -16,7 +16,7 @@ use crate::openai::request::Endpoint;
 /// Endpoints whose series exist before the first request of a model.
 const EXPECTED_ENDPOINTS: [Endpoint; 2] = [Endpoint::ChatCompletions, Endpoint::Completions];
 /// Maximum number of models that are labels.
-const MAX_MODELS: usize = 10_000;
+pub(crate) const MAX_MODELS: usize = 10_000;
 
 /// Models that have series of their own, and whether one of their requests was counted.
 #[derive(Debug, Default)]
