@@ -921,7 +921,8 @@ async fn i6_vectors_in_binary_pass_byte_for_byte_with_their_metadata() {
         let metrics = cluster.admin.get("/metrics").await.unwrap();
         let metrics = String::from_utf8_lossy(&metrics.body).into_owned();
         let tokens = if metadata.is_empty() { 0 } else { 56 };
-        assert!(metrics.contains(&format!("pointsman_prompt_tokens_total {tokens}")), "{metrics}");
+        let reported = format!("pointsman_isl_tokens_sum{{source=\"usage\"}} {tokens}.0\n");
+        assert!(metrics.contains(&reported), "{metrics}");
     }
     // A page of a proxy is no answer, and neither is one that was cut.
     let page = b"HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: 3\r\n\r\n<p>".to_vec();

@@ -98,3 +98,81 @@ async fn m4_a_running_request_counts_its_wait_its_first_token_and_its_blocks() {
     assert_eq!(metric(&cluster, "pointsman_ttft_seconds_count").await, 2.0);
     assert_eq!(metric(&cluster, "pointsman_queue_seconds_count").await, 1.0);
 }
+
+#[tokio::test]
+async fn m4_prompts_that_no_engine_measured_count_with_the_gateway_s_length() {
+    let engine = engine().await;
+    let cluster = in_front_of(&engine).await;
+    for _ in 0..3 {
+        assert_eq!(cluster.client.post(COMPLETIONS, &[], body(1, true)).await.unwrap().status, 200);
+        cluster.at_rest().await.unwrap();
+    }
+    let prompts = metric(&cluster, "pointsman_prompt_tokens_total").await;
+    let of_tenant = metric(&cluster, "pointsman_tenant_prompt_tokens_total{tenant=\"none\"}").await;
+    // M4.12
+    assert!(prompts > 3.0 * 100.0 && prompts == of_tenant, "{prompts}, {of_tenant} of the tenant");
+    let predicted = metric(&cluster, "pointsman_predicted_tokens_total").await;
+    assert!((1.0..=prompts).contains(&predicted), "{predicted} of {prompts}");
+    // A request that no engine ran has no prompt.
+    let unknown = body(1, true).replace("tiny", "unknown");
+    assert_eq!(cluster.client.post(COMPLETIONS, &[], unknown).await.unwrap().status, 404);
+    // The engine's number takes precedence.
+    assert_eq!(cluster.client.post(COMPLETIONS, &[], body(1, false)).await.unwrap().status, 200);
+    cluster.at_rest().await.unwrap();
+    assert_eq!(metric(&cluster, "pointsman_prompt_tokens_total").await, prompts + 235.0);
+    let live = live(&cluster).await;
+    // M4.13
+    assert_eq!(live["cached_share"], Value::Null, "{live}");
+    assert!(live["predicted_share"].as_f64().is_some_and(|share| share <= 1.0), "{live}");
+    assert_eq!(metric(&cluster, "pointsman_cache_reported_prompt_tokens_total").await, 0.0);
+}
+
+#[tokio::test]
+async fn m4_the_share_of_cached_tokens_is_that_of_prompts_with_a_report() {
+    let cluster = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await.unwrap();
+    for _ in 0..2 {
+        assert_eq!(cluster.client.post(COMPLETIONS, &[], body(1, false)).await.unwrap().status, 200);
+        cluster.at_rest().await.unwrap();
+    }
+    let prompts = metric(&cluster, "pointsman_prompt_tokens_total").await;
+    // A stream without usage adds to the prompts, and not to the share.
+    assert_eq!(cluster.client.post(COMPLETIONS, &[], body(1, true)).await.unwrap().status, 200);
+    cluster.at_rest().await.unwrap();
+    // M4.13
+    assert_eq!(metric(&cluster, "pointsman_cache_reported_prompt_tokens_total").await, prompts);
+    let cached = metric(&cluster, "pointsman_cached_tokens_total").await;
+    let share = live(&cluster).await["cached_share"].as_f64().unwrap();
+    assert!(cached > 0.0 && (share - cached / prompts).abs() < 1e-6, "{share}: {cached} of {prompts}");
+}
+
+#[tokio::test]
+async fn m4_the_access_log_has_the_length_of_a_prompt_with_its_source() {
+    if !own_process(concat!(module_path!(), "::m4_the_access_log_has_the_length_of_a_prompt_with_its_source"))
+    {
+        return;
+    }
+    let log = log();
+    let engine = engine().await;
+    let cluster = in_front_of(&engine).await;
+    for stream in [true, false] {
+        assert_eq!(cluster.client.post(COMPLETIONS, &[], body(1, stream)).await.unwrap().status, 200);
+        cluster.at_rest().await.unwrap();
+    }
+    let unknown = body(1, true).replace("tiny", "unknown");
+    assert_eq!(cluster.client.post(COMPLETIONS, &[], unknown).await.unwrap().status, 404);
+    cluster.at_rest().await.unwrap();
+    let text = String::from_utf8_lossy(&log.0.lock()).into_owned();
+    let lines: Vec<_> = text.lines().filter(|line| line.contains("pointsman::access")).collect();
+    let [streamed, whole, refused] = lines.as_slice() else { panic!("{text}") };
+    // M4.14
+    assert!(streamed.contains(" prompt_source=\"estimate\"") && !streamed.contains(" prompt_tokens=0"));
+    assert!(streamed.contains(" prompt_tokens=2"), "{streamed}");
+    assert!(whole.contains(" prompt_tokens=235 prompt_source=\"usage\""), "{whole}");
+    assert!(!refused.contains("prompt_tokens") && !refused.contains("prompt_source"), "{refused}");
+    // M4.17
+    assert!(other.contains(" endpoint=\"other\" status=404 code=\"unknown_url\""), "{other}");
+    assert!(
+        other.len() < 600 && other.contains("GET /v1/nothing/xxx") && !text.contains("SECRET"),
+        "{other}"
+    );
+}

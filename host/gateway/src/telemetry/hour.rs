@@ -51,6 +51,8 @@ pub(crate) struct Minute {
 #[derive(Clone, Copy, Debug, Default)]
 struct TokenCounts {
     prompt: u64,
+    /// Prompt tokens of requests whose engine reported the cached ones.
+    reported: u64,
     cached: u64,
     predicted: u64,
     output: u64,
@@ -60,7 +62,8 @@ struct TokenCounts {
 /// Rates of tokens between two points in time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct TokenRates {
-    /// Share of the prompt tokens that engines reported as cached; `None` without prompts.
+    /// Share of cached prompt tokens of the requests whose engine reported them; `None` without such
+    /// requests.
     cached_share: Option<f64>,
     /// Share of the prompt tokens that routing expected to be cached; `None` without prompts.
     predicted_share: Option<f64>,
@@ -173,6 +176,7 @@ impl TokenCounts {
     fn of(metrics: &Metrics, at_ms: u64) -> Self {
         Self {
             prompt: metrics.prompt_tokens.get(),
+            reported: metrics.cache_reported_prompt_tokens.get(),
             cached: metrics.cached_tokens.get(),
             predicted: metrics.predicted_tokens.get(),
             output: metrics.output_tokens.get(),
@@ -183,13 +187,14 @@ impl TokenCounts {
     #[expect(clippy::cast_precision_loss, reason = "a share needs no 64 bits")]
     fn since(self, before: Self) -> TokenRates {
         let prompt = self.prompt.saturating_sub(before.prompt);
-        let share = |count: u64| (prompt > 0).then(|| (count as f64 / prompt as f64).min(1.0));
+        let reported = self.reported.saturating_sub(before.reported);
+        let share = |count: u64, of: u64| (of > 0).then(|| (count as f64 / of as f64).min(1.0));
         // Without an earlier sample, the gateway is in its first minute.
         let since_ms =
             if before.at_ms == 0 { 60_000 } else { self.at_ms.saturating_sub(before.at_ms).max(1) };
         TokenRates {
-            cached_share: share(self.cached.saturating_sub(before.cached)),
-            predicted_share: share(self.predicted.saturating_sub(before.predicted)),
+            cached_share: share(self.cached.saturating_sub(before.cached), reported),
+            predicted_share: share(self.predicted.saturating_sub(before.predicted), prompt),
             output_tokens_per_second: self.output.saturating_sub(before.output) as f64 * 1e3
                 / since_ms as f64,
         }
@@ -273,7 +278,8 @@ mod tests {
         let worker = &snapshot.workers()[0];
         assert_eq!(hour.recent_legs()(worker), 0);
         for minute in 1..=90 {
-            metrics.prompt_tokens.inc_by(100);
+            metrics.prompt_tokens.inc_by(150);
+            metrics.cache_reported_prompt_tokens.inc_by(100);
             metrics.cached_tokens.inc_by(if minute > 60 { 80 } else { 20 });
             metrics.output_tokens.replace(0, 600);
             book(&snapshot, 3);

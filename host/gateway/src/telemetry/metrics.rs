@@ -199,11 +199,14 @@ pub struct Metrics {
     pub(crate) key_set_fetches: Family<ReasonLabels, Counter>,
     /// Changes through the operators' listener, refused ones included.
     pub admin_changes: Family<AdminLabels, Counter>,
-    /// Prompt tokens, as reported by engines.
+    /// Prompt tokens of requests that an engine ran, as it reported them, or else as the gateway measured
+    /// them.
     pub prompt_tokens: Counter,
+    /// Prompt tokens of the requests whose engine reported how many of them it found in its cache.
+    pub(crate) cache_reported_prompt_tokens: Counter,
     /// Prompt tokens that engines reported as cached.
     pub cached_tokens: Counter,
-    /// Prompt tokens that routing expected to be cached.
+    /// Those of `prompt_tokens` that routing expected to be cached.
     pub predicted_tokens: Counter,
     /// Output tokens, also of requests that run.
     pub(crate) output_tokens: OutputTokens,
@@ -266,6 +269,7 @@ impl Default for Metrics {
             key_set_fetches: Family::default(),
             admin_changes: Family::default(),
             prompt_tokens: Counter::default(),
+            cache_reported_prompt_tokens: Counter::default(),
             cached_tokens: Counter::default(),
             predicted_tokens: Counter::default(),
             output_tokens: OutputTokens::default(),
@@ -334,10 +338,11 @@ impl Metrics {
             wrong_keys "wrong_keys" "Number of requests with a wrong key or admin token, by listener",
             key_set_fetches "key_set_fetches" "Number of fetches of the identity server's public keys, by outcome",
             admin_changes "admin_changes" "Number of changes asked for at the admin listener, by route and status",
-            prompt_tokens "prompt_tokens" "Number of prompt tokens that engines reported",
+            prompt_tokens "prompt_tokens" "Number of prompt tokens of requests that an engine ran, as the engine reported or the gateway counted them",
+            cache_reported_prompt_tokens "cache_reported_prompt_tokens" "Number of prompt tokens of requests whose engine reported how many of them it found in its cache",
             cached_tokens "cached_tokens" "Number of prompt tokens that engines found in their cache",
-            predicted_tokens "predicted_tokens" "Number of prompt tokens that routing expected to be cached",
-            output_tokens "output_tokens" "Number of output tokens",
+            predicted_tokens "predicted_tokens" "Number of those of the prompt tokens that routing expected to be cached",
+            output_tokens "output_tokens" "Number of output tokens; a stream adds its own at each new KV block and at its end",
             relayed_bytes "relayed_bytes" "Size of all answers relayed to clients in bytes; a stream adds its own by 16 KB and at its end",
             decision_log_records "decision_log_records" "Number of requests that were written to the decision log",
             decision_log_bytes "decision_log_bytes" "Size of what was written to the decision log in bytes, compressed",

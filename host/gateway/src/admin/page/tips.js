@@ -7,7 +7,7 @@ const TEXTS = {
   success: "Share of the last minute's requests that did not fail (status 500 and above). Refusals (4xx) and clients that left (499) do not count against it.",
   ttft: "Time to first token: from the first byte of a request to the first token sent to the client, the queue included. Streams of the last minute. Half were faster than p50, 1 in 10 slower than p90, 1 in 100 slower than p99.",
   itl: "Inter-token latency: the mean time between two tokens of one stream. p99: 1 in 100 streams was slower. Streams of the last minute.",
-  cache: "Share of prompt tokens that engines found in their KV cache, over the last one to two minutes. Predicted: what routing expected when it chose the worker; a policy that does not ask what is cached predicts nothing.",
+  cache: "Share of prompt tokens that engines found in their KV cache, over the last one to two minutes, of the requests whose engine reports it. Predicted: what routing expected when it chose the worker; a policy that does not ask what is cached predicts nothing.",
   queue: "Requests that wait in the gateway because every eligible worker is busy.",
   output: "Output tokens per second that were sent to clients, over the last one to two minutes.",
   flow: "Queue in the gateway, prefill, transfer of the KV cache, decode. The width is the time; the longest of the shown requests is full.",

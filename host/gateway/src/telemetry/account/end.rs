@@ -5,13 +5,10 @@ use std::{cmp::Ordering, sync::Arc};
 use tokio::time::Duration;
 
 use super::Account;
-use crate::{
-    openai::sse::Usage,
-    telemetry::{
-        labels::Name,
-        metrics::{Metrics, OTHER, ReasonLabels, RequestLabels, seconds},
-        prediction_checks::log_turn,
-    },
+use crate::telemetry::{
+    labels::Name,
+    metrics::{Metrics, OTHER, ReasonLabels, RequestLabels, seconds},
+    prediction_checks::log_turn,
 };
 
 /// Counts a request as in flight. A gateway that drains ends when none is, and by then each is counted.
@@ -82,9 +79,14 @@ impl Account {
     fn count_tokens(&mut self) {
         self.count_output();
         let (metrics, usage) = (&self.metrics, self.usage.unwrap_or_default());
-        metrics.prompt_tokens.inc_by(u64::from(usage.prompt_tokens));
-        metrics.cached_tokens.inc_by(u64::from(usage.cached_tokens.unwrap_or(0)));
-        metrics.predicted_tokens.inc_by(u64::from(self.predicted_tokens));
+        let (prompt, _) = self.used_tokens();
+        metrics.prompt_tokens.inc_by(prompt);
+        // A share of the prompts that are counted.
+        metrics.predicted_tokens.inc_by(u64::from(self.predicted_tokens).min(prompt));
+        if let Some(cached) = usage.cached_tokens {
+            metrics.cache_reported_prompt_tokens.inc_by(u64::from(usage.prompt_tokens));
+            metrics.cached_tokens.inc_by(u64::from(cached));
+        }
         if let (Some(block), Some(cached)) = (self.exact_block, usage.cached_tokens) {
             // Only whole blocks of the gateway's size are predicted.
             let reason = match (self.predicted_tokens / block).cmp(&(cached / block)) {
@@ -110,7 +112,7 @@ impl Account {
     }
 
     fn write_line(&self, took: Duration) {
-        let Usage { prompt_tokens, cached_tokens, .. } = self.usage.unwrap_or_default();
+        let (prompt_tokens, prompt_source) = self.prompt_length().unzip();
         let origin = self.origin.as_deref();
         let hints = origin.map(|request| &request.hints);
         let agent = hints.map(|hints| &hints.agent);
@@ -123,8 +125,9 @@ impl Account {
             code = self.outcome.code,
             decisions = self.decisions(),
             prompt_tokens,
-            output_tokens = self.tokens,
-            cached_tokens,
+            prompt_source,
+            output_tokens = self.output_source().map(|_| self.tokens),
+            cached_tokens = self.usage.and_then(|usage| usage.cached_tokens),
             ttft_ms = self.ttft().map(millis),
             not_continued = self.not_continued,
             moved = self.receipts.iter().any(|receipt| receipt.moved).then_some(true),

@@ -166,11 +166,20 @@ impl Account {
     }
 
     /// Returns the source of the number of output tokens, or `None` if there is no output.
-    fn output_source(&self) -> Option<&'static str> {
+    pub(super) fn output_source(&self) -> Option<&'static str> {
         if self.counted {
             return Some("counted");
         }
         self.usage?.completion_tokens.map(|_| "usage")
+    }
+
+    /// Returns the length of the prompt and the source of this number. Returns `None` if neither the engine
+    /// nor the gateway measured the prompt.
+    pub(super) fn prompt_length(&self) -> Option<(u32, &'static str)> {
+        let reported = self.usage.map(|usage| usage.prompt_tokens).filter(|tokens| *tokens > 0);
+        let measured = Some(self.prompt_tokens).filter(|tokens| *tokens > 0);
+        let own = if self.prompt_tokens_estimated { "estimate" } else { "tokens" };
+        reported.map(|tokens| (tokens, "usage")).or_else(|| Some((measured?, own)))
     }
 
     /// Adds to the histograms the lengths of a request for which a worker was chosen, and the share of its
