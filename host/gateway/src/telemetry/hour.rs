@@ -106,7 +106,8 @@ impl Hour {
     pub(crate) fn sample(&self, at_ms: u64, metrics: &Metrics, waiting: usize, snapshot: &Snapshot) {
         let counts = TokenCounts::of(metrics, at_ms);
         let mut gateway = self.gateway.lock();
-        let before = gateway.back().map(|minute| minute.counts).unwrap_or_default();
+        let before = gateway.back().map(|minute| minute.counts);
+        let before = before.unwrap_or_else(|| TokenCounts::at_start(metrics, at_ms));
         let minute = Minute {
             at_ms,
             load: metrics.live_stats.summary(),
@@ -145,10 +146,12 @@ impl Hour {
         hour
     }
 
-    /// Returns the rates of tokens since the sample before the last one, which is one to two minutes ago.
+    /// Returns the rates of tokens since the sample before the last one, which is one to two minutes ago, or
+    /// since the start.
     pub(crate) fn token_rates(&self, metrics: &Metrics, at_ms: u64) -> TokenRates {
         let gateway = self.gateway.lock();
-        let before = gateway.iter().rev().nth(1).map(|minute| minute.counts).unwrap_or_default();
+        let before = gateway.iter().rev().nth(1).map(|minute| minute.counts);
+        let before = before.unwrap_or_else(|| TokenCounts::at_start(metrics, at_ms));
         TokenCounts::of(metrics, at_ms).since(before)
     }
 
@@ -184,14 +187,18 @@ impl TokenCounts {
         }
     }
 
+    /// Returns the counts when the gateway started.
+    fn at_start(metrics: &Metrics, now_ms: u64) -> Self {
+        let age = u64::try_from(metrics.live_stats.age().as_millis()).unwrap_or(u64::MAX);
+        Self { at_ms: now_ms.saturating_sub(age), ..Self::default() }
+    }
+
     #[expect(clippy::cast_precision_loss, reason = "a share needs no 64 bits")]
     fn since(self, before: Self) -> TokenRates {
+        let share = |count: u64, of: u64| (of > 0).then(|| (count as f64 / of as f64).min(1.0));
+        let since_ms = self.at_ms.saturating_sub(before.at_ms).max(1);
         let prompt = self.prompt.saturating_sub(before.prompt);
         let reported = self.reported.saturating_sub(before.reported);
-        let share = |count: u64, of: u64| (of > 0).then(|| (count as f64 / of as f64).min(1.0));
-        // Without an earlier sample, the gateway is in its first minute.
-        let since_ms =
-            if before.at_ms == 0 { 60_000 } else { self.at_ms.saturating_sub(before.at_ms).max(1) };
         TokenRates {
             cached_share: share(self.cached.saturating_sub(before.cached), reported),
             predicted_share: share(self.predicted.saturating_sub(before.predicted), prompt),
@@ -234,6 +241,7 @@ fn push<T>(samples: &mut VecDeque<T>, sample: T) {
 mod tests {
     use pointsman_workers::{BookingRequest, Leg, Registry, WorkerSpec};
     use prefix_index::Prefix;
+    use tokio::time::Duration;
 
     use super::*;
 
@@ -260,6 +268,27 @@ mod tests {
         assert_eq!(legs_between(5, 9), 4);
         assert_eq!(legs_between(u32::MAX - 1, 3), 5);
         assert_eq!(legs_between(10_000, 5), 5);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn m4_rates_of_the_first_minutes_are_those_since_the_start() {
+        const START: u64 = 1_000_000;
+        let (hour, metrics, registry) = (Hour::default(), Metrics::default(), Registry::default());
+        for second in 1..=170 {
+            tokio::time::advance(Duration::from_secs(1)).await;
+            metrics.output_tokens.replace(0, 10);
+            let now = START + second * 1_000;
+            let rate = hour.token_rates(&metrics, now).output_tokens_per_second;
+            // M4.19
+            assert!((rate - 10.0).abs() < 0.01, "{rate} after {second} s");
+            if second % 60 == 0 {
+                hour.sample(now, &metrics, 0, &registry.snapshot());
+            }
+        }
+        let minutes = hour.minutes();
+        let rates: Vec<_> = minutes.iter().map(|minute| minute.tokens.output_tokens_per_second).collect();
+        // M4.19
+        assert_eq!(rates, [10.0, 10.0]);
     }
 
     #[tokio::test(start_paused = true)]
