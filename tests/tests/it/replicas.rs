@@ -117,6 +117,9 @@ async fn q1_gateways_count_each_other_s_bookings_and_show_them() {
     );
     assert_eq!((rank(&two).await["active_requests"].as_u64(), two.booked()), (Some(1), 1));
     assert_eq!(rank(&one).await["remote"]["active_requests"], 0);
+    // M4.15: each request is in the figures of one gateway only
+    let booked = async |of: &TestCluster| of.metric("pointsman_worker_active_requests{").await.unwrap();
+    assert_eq!((booked(&one).await, booked(&two).await), (vec![1.0], vec![0.0]));
     booking.prefill_done();
     let done = |workers: &Value| workers["workers"][0]["ranks"][0]["remote"]["active_prefill_tokens"] == 0;
     until(&two, "/workers", "prefill is done", done).await;

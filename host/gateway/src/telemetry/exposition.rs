@@ -17,7 +17,9 @@ use pointsman_cli::lost_log_lines;
 use pointsman_discovery::Fleet;
 use pointsman_policy_runtime::PolicyManager;
 use pointsman_routing::{Learning, Router};
-use pointsman_workers::{Feeds, Invariant, ModelName, Registry as Workers, WorkerId, events::FeedCounters};
+use pointsman_workers::{
+    Feeds, Invariant, ModelName, Registry as Workers, WorkerId, events::FeedCounters, url_without_secrets,
+};
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, text},
@@ -187,6 +189,13 @@ impl Sources {
                 (worker, labels)
             })
         };
+        let info = workers().map(|(worker, mut labels)| {
+            let spec = worker.spec();
+            labels.push(("engine", spec.engine.as_str().to_owned()));
+            labels.push(("url", url_without_secrets(&spec.url)));
+            (labels, 1_u64)
+        });
+        out.gauges("pointsman_worker_info", "1 for each worker, described by the labels", info)?;
         let eligible = workers().map(|(worker, labels)| (labels, u64::from(worker.ineligible().is_none())));
         out.gauges("pointsman_worker_eligible", "1 if the worker may be chosen now, else 0", eligible)?;
         let known = workers().map(|(worker, labels)| (labels, u64::from(worker.reports_load())));
@@ -209,8 +218,9 @@ impl Sources {
         let times = workers().map(|(worker, labels)| (labels, worker.times_put_aside()));
         let help = "Number of times that the worker was put aside because it made no progress";
         out.counters("pointsman_worker_times_put_aside", help, times)?;
-        let booked = workers().map(|(worker, labels)| (labels, u64::from(worker.active_requests())));
-        out.gauges("pointsman_worker_active_requests", "Number of requests booked on the worker", booked)
+        let booked = workers().map(|(worker, labels)| (labels, u64::from(worker.own_requests())));
+        let help = "Number of requests that this gateway has booked on the worker";
+        out.gauges("pointsman_worker_active_requests", help, booked)
     }
 
     fn encode_index(&self, out: &mut Families<'_>) -> fmt::Result {
