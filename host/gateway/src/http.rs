@@ -164,26 +164,38 @@ async fn version() -> Json<serde_json::Value> {
     Json(json!({ "version": RELEASE, "server": "pointsman" }))
 }
 
-async fn unknown_url(request: HttpRequest<Body>) -> Response<Body> {
+async fn unknown_url(thread: Extract<DataThread>, request: HttpRequest<Body>) -> Response<Body> {
     let error =
         ApiError::UnknownUrl { shown: method_and_path(&request), meant: intended_path(request.uri().path()) };
-    refuse(&request, &error)
+    refuse(&thread, &request, &error)
 }
 
 /// Answers a method that an endpoint does not have. `axum` adds the header `allow`.
-async fn other_method(request: HttpRequest<Body>) -> Response<Body> {
+async fn other_method(thread: Extract<DataThread>, request: HttpRequest<Body>) -> Response<Body> {
     if request.method() == Method::OPTIONS {
         return StatusCode::NO_CONTENT.into_response();
     }
-    refuse(&request, &ApiError::WrongMethod(method_and_path(&request)))
+    refuse(&thread, &request, &ApiError::WrongMethod(method_and_path(&request)))
 }
 
-/// Answers with an error in the shape that clients of the path expect.
-fn refuse(request: &HttpRequest<Body>, error: &ApiError) -> Response<Body> {
+/// Answers a request that no endpoint takes, with an error in the shape that clients of the path expect.
+/// Counts it, and writes its line of the access log.
+fn refuse(thread: &DataThread, request: &HttpRequest<Body>, error: &ApiError) -> Response<Body> {
+    let (id, status, code) = (request_id(request.headers()), error.status().as_u16(), error.code());
+    thread.state.get().metrics.without_endpoint(status, code);
+    tracing::info!(
+        target: "pointsman::access",
+        request = id,
+        endpoint = "other",
+        status,
+        code,
+        asked = method_and_path(request),
+        "request"
+    );
     let below = request.uri().path().strip_prefix(Endpoint::Messages.path());
     let is_message = below.is_some_and(|below| below.is_empty() || below.starts_with('/'));
     let format = if is_message { Format::Anthropic } else { Format::OpenAi };
-    error.response_as(format, &request_id(request.headers())).map(Body::from)
+    error.response_as(format, &id).map(Body::from)
 }
 
 /// The method and path of a request, for an error message.

@@ -160,10 +160,12 @@ async fn m4_the_access_log_has_the_length_of_a_prompt_with_its_source() {
     }
     let unknown = body(1, true).replace("tiny", "unknown");
     assert_eq!(cluster.client.post(COMPLETIONS, &[], unknown).await.unwrap().status, 404);
+    let path = format!("/v1/nothing/{}%0A?key=SECRET", "x".repeat(1_000));
+    assert_eq!(cluster.client.get(&path).await.unwrap().status, 404);
     cluster.at_rest().await.unwrap();
     let text = String::from_utf8_lossy(&log.0.lock()).into_owned();
     let lines: Vec<_> = text.lines().filter(|line| line.contains("pointsman::access")).collect();
-    let [streamed, whole, refused] = lines.as_slice() else { panic!("{text}") };
+    let [streamed, whole, refused, other] = lines.as_slice() else { panic!("{text}") };
     // M4.14
     assert!(streamed.contains(" prompt_source=\"estimate\"") && !streamed.contains(" prompt_tokens=0"));
     assert!(streamed.contains(" prompt_tokens=2"), "{streamed}");
@@ -175,4 +177,21 @@ async fn m4_the_access_log_has_the_length_of_a_prompt_with_its_source() {
         other.len() < 600 && other.contains("GET /v1/nothing/xxx") && !text.contains("SECRET"),
         "{other}"
     );
+}
+
+#[tokio::test]
+async fn m4_requests_that_no_endpoint_takes_are_counted() {
+    let cluster = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await.unwrap();
+    for path in ["/chat/completions", "/v2/other"] {
+        assert_eq!(cluster.client.post(path, &[], body(1, false)).await.unwrap().status, 404);
+    }
+    assert_eq!(cluster.client.get(COMPLETIONS).await.unwrap().status, 405);
+    let series = |status: u16, code: &str| {
+        format!(
+            r#"pointsman_requests_total{{endpoint="other",model="other",status="{status}",code="{code}"}}"#
+        )
+    };
+    // M4.17
+    assert_eq!(cluster.metric(&series(404, "unknown_url")).await.unwrap(), [2.0]);
+    assert_eq!(cluster.metric(&series(405, "method_not_allowed")).await.unwrap(), [1.0]);
 }

@@ -59,6 +59,8 @@ pub(crate) struct Account {
     first_decisions: usize,
     last_token: Option<Instant>,
     tokens: u32,
+    /// Number of these tokens that the metrics contain.
+    tokens_in_metrics: u32,
     /// Whether tokens were counted since the engine last reported their number.
     counted: bool,
     /// Start of the newest KV block of the output, and the number of tokens until then.
@@ -145,6 +147,7 @@ impl Account {
             first_decisions: 0,
             last_token: None,
             tokens: 0,
+            tokens_in_metrics: 0,
             counted: false,
             block_began: None,
             usage: None,
@@ -266,6 +269,7 @@ impl Account {
         self.last_token = Some(now);
         if self.first_token.is_none() {
             (self.first_token, self.first_decisions) = (Some(now), self.receipts.len());
+            self.observe_first_token();
         }
     }
 
@@ -347,9 +351,13 @@ impl Account {
         });
     }
 
-    /// Records the time that the request waited in the admission queue.
-    pub(crate) fn queued(&mut self, waited: Duration) {
-        self.times.queued = Some(micros(waited));
+    /// Records for how long the request waited in the admission queue in all, if it did.
+    pub(crate) fn queued(&mut self, total: Duration) {
+        self.times.queued = Some(micros(total)).filter(|total| *total > 0);
+    }
+
+    /// Observes a wait in the admission queue that ended.
+    pub(crate) fn left_queue(&self, waited: Duration) {
         self.metrics.queue_wait.observe(seconds(waited));
         if let Some(series) = &self.tenant_series {
             series.queued(waited);
@@ -359,6 +367,7 @@ impl Account {
     /// Records that a block of the output begins at `now`. Returns the mean time between tokens since the
     /// previous block began.
     pub(crate) fn block_begins(&mut self, now: Instant) -> Option<Duration> {
+        self.count_output();
         let before = self.block_began.replace((now, self.tokens));
         mean(before?, (now, self.tokens))
     }

@@ -4,9 +4,17 @@ use std::time::Duration;
 
 use pointsman_routing::SlotKind;
 
-use super::{AdminLabels, FallbackLabels, LegLabels, Metrics, Name, ReasonLabels, seconds};
+use super::{
+    AdminLabels, FallbackLabels, LegLabels, Metrics, Name, OTHER, ReasonLabels, RequestLabels, seconds,
+};
 
 impl Metrics {
+    /// Counts a request that no endpoint takes.
+    pub(crate) fn without_endpoint(&self, status: u16, code: &'static str) {
+        let labels = RequestLabels { endpoint: "other", model: Name(OTHER.clone()), status, code };
+        self.requests.get_or_create(&labels).inc();
+    }
+
     /// Counts a leg that ended.
     pub fn leg(&self, leg: &'static str, engine: &'static str, outcome: &'static str) {
         self.legs.get_or_create(&LegLabels { leg, engine, outcome }).inc();
