@@ -195,3 +195,25 @@ async fn m4_requests_that_no_endpoint_takes_are_counted() {
     assert_eq!(cluster.metric(&series(404, "unknown_url")).await.unwrap(), [2.0]);
     assert_eq!(cluster.metric(&series(405, "method_not_allowed")).await.unwrap(), [1.0]);
 }
+
+#[tokio::test]
+async fn m4_buckets_reach_the_limits_of_policies_and_contexts() {
+    let cluster = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await.unwrap();
+    assert_eq!(cluster.client.post(COMPLETIONS, &[], body(3, false)).await.unwrap().status, 200);
+    cluster.at_rest().await.unwrap();
+    let text = String::from_utf8(cluster.admin.get("/metrics").await.unwrap().body.to_vec()).unwrap();
+    // M4.18
+    for (metric, bound) in [
+        ("route_seconds", "0.25"),
+        ("policy_call_seconds", "0.02"),
+        ("policy_call_seconds", "0.25"),
+        ("isl_tokens", "1048576.0"),
+        ("osl_tokens", "4.0"),
+    ] {
+        let found = text.lines().any(|line| {
+            line.starts_with(&format!("pointsman_{metric}_bucket{{"))
+                && line.contains(&format!("le=\"{bound}\""))
+        });
+        assert!(found, "{metric} {bound}");
+    }
+}

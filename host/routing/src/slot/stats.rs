@@ -8,7 +8,8 @@ use tokio::time::Duration;
 use crate::policy::Failure;
 
 /// Upper bounds of the buckets of call times, microseconds.
-pub const CALL_BUCKETS_US: [u64; 13] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1_000, 2_000, 5_000];
+pub const CALL_BUCKETS_US: [u64; 18] =
+    [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 250_000];
 
 /// Calls of one lane of a slot, all generations together.
 #[derive(Debug, Default)]
@@ -126,7 +127,8 @@ mod tests {
         let outcomes: Vec<_> = stats.outcomes().filter(|(_, count)| *count > 0).collect();
         assert_eq!(outcomes, [("ok", 1), ("timeout", 1), ("not_ready", 1)]);
         let cumulative = stats.cumulative();
-        assert_eq!((cumulative[0], cumulative[11], cumulative[12], cumulative[13]), (1, 1, 2, 3));
+        let all = cumulative[CALL_BUCKETS_US.len()];
+        assert_eq!((cumulative[0], cumulative[11], cumulative[12], cumulative[17], all), (1, 1, 2, 2, 3));
     }
 
     #[test]
