@@ -351,7 +351,7 @@ fn build(
         decision_stats: Arc::new(DecisionStats::new(router.slots())),
         hour: Arc::default(),
         decision_log: DecisionLog::start(&settings.decisions.log(), settings.routing.block_size, &metrics)?,
-        traces: Traces::start(&settings.traces, &metrics)?,
+        traces: Traces::start(&settings.traces, settings.server.listen, &metrics)?,
         metrics,
         router: Arc::new(router),
         policies: Arc::new(manager),

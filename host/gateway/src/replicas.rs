@@ -197,7 +197,7 @@ fn exchange_config(settings: &config::Replicas, block_size: u32, address: Socket
 }
 
 /// Returns the names of the host and the port, which a restart keeps.
-fn default_name(address: SocketAddr) -> String {
+pub(crate) fn default_name(address: SocketAddr) -> String {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let host = Some(host.trim()).filter(|host| !host.is_empty()).unwrap_or("gateway");
     let port = format!("-{}", address.port());

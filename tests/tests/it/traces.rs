@@ -145,6 +145,8 @@ async fn m1_a_pair_s_request_is_one_tree_with_a_link_from_decode_to_prefill() {
         assert_eq!(named(&spans, "relay").events.len(), usize::from(stream), "the first token of a stream");
         assert_eq!(root.resource["service.name"], "pointsman");
         assert_eq!(root.resource["deployment.environment.name"], "test");
+        // M1.14: the configured port is 0
+        assert!(root.resource["service.instance.id"].ends_with("-0"), "{:?}", root.resource);
         // M3.2
         let head = &collector.heads()[0];
         assert!(head.starts_with("POST /v1/traces ") && head.contains("application/x-protobuf"), "{head}");

@@ -54,7 +54,7 @@ impl ReloadTarget for SharedState {
         let traces = if *traces == before.traces {
             state.traces.clone()
         } else {
-            let started = Traces::start(traces, &state.metrics);
+            let started = Traces::start(traces, after.server.listen, &state.metrics);
             started.map_err(|error| invalid(format!("traces: cannot start the exporter: {error}")))?
         };
         let certificates = load_certificates(&state, before, after).await?;

@@ -4,9 +4,12 @@
 //! which its account owns. Threads share nothing until the request ends. Then the whole trace goes to the
 //! exporter in one message. When the queue is full, the trace is dropped and counted.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering},
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use http::HeaderMap;
@@ -59,12 +62,14 @@ enum Message {
 }
 
 impl Traces {
-    /// Starts an exporter with these settings. Returns `None` when they name no endpoint.
+    /// Starts an exporter with these settings, for the gateway that listens on `address`. Returns `None` when
+    /// they name no endpoint.
     ///
     /// # Errors
     /// The thread cannot be started.
     pub(crate) fn start(
         settings: &TraceSettings,
+        address: SocketAddr,
         metrics: &Arc<Metrics>,
     ) -> std::io::Result<Option<Arc<Self>>> {
         if settings.endpoint.is_none() {
@@ -73,9 +78,9 @@ impl Traces {
         let (sender, receiver) = mpsc::unbounded_channel();
         let waiting = Arc::new(AtomicUsize::new(0));
         #[cfg(feature = "otel")]
-        export::start(settings, receiver, waiting.clone(), metrics.clone())?;
+        export::start(settings, address, receiver, waiting.clone(), metrics.clone())?;
         #[cfg(not(feature = "otel"))]
-        drop(receiver);
+        drop((receiver, address));
         let queue = Queue { sender, waiting, limit: settings.queue_spans, metrics: metrics.clone() };
         Ok(Some(Arc::new(Self {
             threshold: threshold(settings.sample_ratio),

@@ -3,9 +3,12 @@
 //! A collector may fail to answer, so each export has one deadline for all its attempts, and the answer has a
 //! size limit. Spans that cannot be sent are dropped and counted.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering},
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use http::{HeaderName, HeaderValue, StatusCode, header};
@@ -22,7 +25,7 @@ use super::{
     otlp::{self, Envelope},
     request_trace::RequestTrace,
 };
-use crate::{config::Traces as TraceSettings, telemetry::metrics::Metrics};
+use crate::{config::Traces as TraceSettings, replicas::default_name, telemetry::metrics::Metrics};
 
 /// Number of spans at which an export is sent at once, so that the message stays below the limit of
 /// collectors (4 MiB).
@@ -63,6 +66,7 @@ enum Failure {
 /// The thread, its runtime or the HTTP client cannot be started.
 pub(super) fn start(
     settings: &TraceSettings,
+    address: SocketAddr,
     queue: UnboundedReceiver<Message>,
     waiting: Arc<AtomicUsize>,
     metrics: Arc<Metrics>,
@@ -71,7 +75,7 @@ pub(super) fn start(
     let exporter = Exporter {
         client: client(settings, &url)?,
         url,
-        envelope: Envelope::new(settings),
+        envelope: Envelope::new(settings, &default_name(address)),
         timeout: settings.timeout,
         interval: settings.interval,
         batch_spans: BATCH_SPANS.min(settings.queue_spans),

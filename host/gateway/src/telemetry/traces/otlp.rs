@@ -35,16 +35,18 @@ pub(super) struct Envelope {
 }
 
 impl Envelope {
-    pub(super) fn new(settings: &TraceSettings) -> Self {
+    pub(super) fn new(settings: &TraceSettings, instance: &str) -> Self {
         let own = [
             ("service.name", settings.service_name.as_str()),
             ("service.version", VERSION),
+            ("service.instance.id", instance),
             ("telemetry.sdk.name", "pointsman"),
             ("telemetry.sdk.language", "rust"),
         ];
+        let own = own.into_iter().filter(|(key, _)| !settings.resource_attributes.contains_key(*key));
         let given = settings.resource_attributes.iter();
         let given = given.map(|(key, value)| (key.as_str(), value.as_str()));
-        let attributes = own.into_iter().chain(given);
+        let attributes = own.chain(given);
         let attributes = attributes.map(|(key, value)| attribute(key, &Value::Text(value.to_owned())));
         let schema_url = match settings.semconv {
             SemconvVersion::V1_36 => "https://opentelemetry.io/schemas/1.36.0",

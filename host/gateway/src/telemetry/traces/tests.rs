@@ -8,7 +8,7 @@ fn traces(change: impl FnOnce(&mut Raw)) -> Arc<Traces> {
     config.traces.endpoint = Some("http://127.0.0.1:9".to_owned());
     change(&mut config.traces);
     let settings = config.resolve().unwrap();
-    Traces::start(&settings.traces, &Arc::default()).unwrap().unwrap()
+    Traces::start(&settings.traces, settings.server.listen, &Arc::default()).unwrap().unwrap()
 }
 
 fn headers(parent: &str) -> HeaderMap {
