@@ -11,7 +11,7 @@ use crate::{
     answer::GatewayError,
     api::{Moves, Status, Worker, Workers},
     block_on, conclude,
-    gateway::{Gateway, GatewayArgs},
+    gateway::{ANSWER_TIMEOUT, Gateway, GatewayArgs},
     print,
     text::{clean, counted},
     worker_name::worker_of,
@@ -21,6 +21,8 @@ use crate::{
 const POLL_INTERVAL: Duration = Duration::from_millis(250);
 /// Shortest time between two lines that say how the moves of streams go.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
+/// Shortest time that the gateway has for an answer.
+const MIN_ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Arguments of `drain`.
 #[derive(Debug, Args)]
@@ -90,7 +92,11 @@ impl UndrainArgs {
 
 impl DrainArgs {
     pub(crate) fn run(&self) -> anyhow::Result<ExitCode> {
-        let gateway = self.gateway.client()?;
+        let mut gateway = self.gateway.client()?;
+        if self.wait || self.moves {
+            // A gateway that hangs is not waited for any longer than its worker.
+            gateway = gateway.with_timeout(self.timeout.clamp(MIN_ANSWER_TIMEOUT, ANSWER_TIMEOUT));
+        }
         block_on(async {
             let worker = worker_of(&gateway, &self.which.worker).await?;
             let id = worker.id;

@@ -18,7 +18,7 @@ use reqwest::{
 use crate::answer::{Answer, GatewayError};
 
 /// Longest time for a whole answer.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
+pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
 /// Largest answer that is read, bytes: a thousand decisions on a thousand workers fit.
 const MAX_ANSWER_BYTES: usize = 64 << 20;
 /// Variable with the operator's token.

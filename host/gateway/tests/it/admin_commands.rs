@@ -14,7 +14,7 @@ use std::{
     path::Path,
     process::{Child, Command, Stdio},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use pointsman_embedded_policies::LEAST_LOADED;
@@ -322,6 +322,18 @@ async fn a_drain_that_moves_streams_says_what_moved_and_what_stayed() {
     assert!(done.out.contains("worker 7 has 1 request, 0 are moving: 1 stream moved"), "{}", done.out);
     assert!(stream.join().unwrap().contains("data: [DONE]"));
     assert!(whole.join().unwrap().contains("\"finish_reason\""));
+}
+
+#[test]
+fn o1_a_drain_waits_no_longer_for_a_gateway_that_hangs() {
+    // Nothing reads what arrives here.
+    let hangs = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", hangs.local_addr().unwrap());
+    let begun = Instant::now();
+    let ran = pointsman(&["drain", "7", "--wait", "--timeout", "300ms", "--gateway", &url], &[]);
+    // O1.4
+    assert_eq!(ran.code, Some(1), "{}{}", ran.out, ran.err);
+    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}: {}", begun.elapsed(), ran.err);
 }
 
 #[tokio::test(flavor = "multi_thread")]
