@@ -91,7 +91,7 @@ async fn metrics(Extract(state): Extract<Arc<State>>, headers: HeaderMap) -> imp
         learning: state.learning.clone(),
         fleet: state.fleet.clone(),
         models: state.settings.models.clone(),
-        servable_models: servable_models(&state.registry.snapshot(), &state.settings).len(),
+        servable_models: servable_models(&state.registry.snapshot(), &state.settings),
         config_applied: state.config.not_applied().is_none(),
         queued: state.queue.waiting(),
         worker_waits: worker_waits(&state),

@@ -305,7 +305,8 @@ fn m5_every_metric_and_label_of_rules_and_dashboard_was_scraped() {
     expressions.extend(rules);
     for expression in &expressions {
         let (metrics, used) = mentioned(expression);
-        let mut having = BTreeSet::from(["__name__".to_owned(), "job".to_owned(), "instance".to_owned()]);
+        // Those of a target are Prometheus' own.
+        let mut having = BTreeSet::from(["__name__", "job", "instance", "namespace"].map(str::to_owned));
         for metric in
             metrics.iter().filter(|metric| !metric.ends_with("num_") && !metric.ends_with(":num_requests_"))
         {

@@ -197,6 +197,26 @@ async fn m4_requests_that_no_endpoint_takes_are_counted() {
 }
 
 #[tokio::test]
+async fn m4_models_and_workers_are_named() {
+    let cluster = TestClusterBuilder::new()
+        .sim(Dialect::Vllm, Role::Aggregated)
+        .config(|config| drop(config.models.insert("away".to_owned(), Default::default())))
+        .start()
+        .await
+        .unwrap();
+    let servable = async |model: &str| {
+        cluster.metric(&format!("pointsman_model_servable{{model=\"{model}\"}}")).await.unwrap()
+    };
+    // M4.16
+    assert_eq!((servable("tiny").await, servable("away").await), (vec![1.0], vec![0.0]));
+    let url = cluster.sims[0].url();
+    let info =
+        format!("pointsman_worker_info{{worker=\"1\",role=\"aggregated\",engine=\"vllm\",url=\"{url}\"}}");
+    // M4.15
+    assert_eq!(cluster.metric(&info).await.unwrap(), [1.0]);
+}
+
+#[tokio::test]
 async fn m4_buckets_reach_the_limits_of_policies_and_contexts() {
     let cluster = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await.unwrap();
     assert_eq!(cluster.client.post(COMPLETIONS, &[], body(3, false)).await.unwrap().status, 200);

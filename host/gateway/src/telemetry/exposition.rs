@@ -4,7 +4,7 @@
 //! at the time of a scrape, so no event is counted twice. `prometheus_client` writes all of them.
 
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashSet},
     fmt,
     io::Write as _,
     sync::{Arc, atomic::Ordering},
@@ -26,7 +26,7 @@ use prometheus_client::{
     registry::Registry,
 };
 
-use super::metrics::Metrics;
+use super::metrics::{MAX_MODELS, Metrics};
 use crate::version::{RELEASE, commit};
 
 mod families;
@@ -55,8 +55,8 @@ pub(crate) struct Sources {
     pub(crate) fleet: Arc<Fleet>,
     /// Models of the configuration. The models that workers serve are known, too.
     pub(crate) models: Vec<ModelName>,
-    /// Number of models that can be served now.
-    pub(crate) servable_models: usize,
+    /// Models that can be served now.
+    pub(crate) servable_models: Vec<String>,
     /// Whether the latest version of the configuration file is in force.
     pub(crate) config_applied: bool,
     /// Number of requests in the admission queue.
@@ -157,7 +157,8 @@ impl Collector for Sources {
         let help = "1, with the release and the commit that the gateway was built from";
         out.gauges("pointsman_build_info", help, [(build, 1_u64)])?;
         let help = "Number of models that can be served now; GET /readyz names them";
-        out.gauge("pointsman_servable_models", help, self.servable_models as u64)?;
+        out.gauge("pointsman_servable_models", help, self.servable_models.len() as u64)?;
+        self.encode_models(out)?;
         let help =
             "1 if the latest version of the configuration file is in force, else 0; GET /status says why";
         out.gauge("pointsman_config_last_reload_successful", help, u64::from(self.config_applied))?;
@@ -180,6 +181,21 @@ impl Collector for Sources {
 }
 
 impl Sources {
+    /// Writes which of the models can be served that are configured, or that a worker has. Adapters are left
+    /// out, because engines may have any number of them.
+    fn encode_models(&self, out: &mut Families<'_>) -> fmt::Result {
+        let snapshot = self.workers.snapshot();
+        let listed = snapshot.models().into_iter().filter(|model| !snapshot.is_adapter(model));
+        let models: BTreeSet<&ModelName> = listed.chain(&self.models).collect();
+        let servable: HashSet<&str> = self.servable_models.iter().map(String::as_str).collect();
+        let models = models
+            .into_iter()
+            .take(MAX_MODELS)
+            .map(|model| (vec![("model", model.to_string())], u64::from(servable.contains(model.as_str()))));
+        let help = "1 if the model can be served now, else 0; GET /status says why";
+        out.gauges("pointsman_model_servable", help, models)
+    }
+
     fn encode_workers(&self, out: &mut Families<'_>) -> fmt::Result {
         let snapshot = self.workers.snapshot();
         let workers = || {
