@@ -14,7 +14,7 @@ use std::{
     path::Path,
     process::{Child, Command, Stdio},
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use pointsman_embedded_policies::LEAST_LOADED;
@@ -329,7 +329,7 @@ fn o1_a_drain_waits_no_longer_for_a_gateway_that_hangs() {
     // Nothing reads what arrives here.
     let hangs = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", hangs.local_addr().unwrap());
-    let begun = Instant::now();
+    let begun = tokio::time::Instant::now();
     let ran = pointsman(&["drain", "7", "--wait", "--timeout", "300ms", "--gateway", &url], &[]);
     // O1.4
     assert_eq!(ran.code, Some(1), "{}{}", ran.out, ran.err);
