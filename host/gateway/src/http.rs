@@ -44,6 +44,7 @@ pub(crate) mod connected;
 pub(crate) mod content_coding;
 pub(crate) mod credentials;
 pub(crate) mod cross_site;
+mod find_model;
 mod handshake;
 mod http2;
 pub(crate) mod listener;

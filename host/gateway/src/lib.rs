@@ -18,6 +18,7 @@ mod connectors;
 pub mod daemon;
 mod hex;
 mod http;
+mod instance_name;
 mod openai;
 mod openapi;
 mod orchestrate;

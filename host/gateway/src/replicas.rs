@@ -9,16 +9,14 @@ use std::{
 use parking_lot::Mutex;
 use pointsman_orchestration::{SessionChange, Sessions};
 use pointsman_policy_runtime::PolicyManager;
-use pointsman_replicas::{
-    Credentials, Exchange, MAX_NAME, ReplicasConfig, SharedStates, Status, TlsFiles, slot_name,
-};
+use pointsman_replicas::{Credentials, Exchange, ReplicasConfig, SharedStates, Status, TlsFiles, slot_name};
 use pointsman_routing::SharedState;
 use pointsman_workers::{Journal, JournalEntry, Registry};
 use prefix_index::PrefixIndex;
 use serde_json::{Value, json};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use crate::{config, telemetry::exposition::ReplicaFigures};
+use crate::{config, instance_name::instance_name, telemetry::exposition::ReplicaFigures};
 
 /// Maximum number of changed bookings that wait for the next batch.
 const JOURNAL_LENGTH: usize = 65_536;
@@ -186,7 +184,7 @@ fn exchange_config(settings: &config::Replicas, block_size: u32, address: Socket
     ReplicasConfig {
         servers: servers.clone(),
         fleet: fleet.clone(),
-        name: if name.is_empty() { default_name(address) } else { name.clone() },
+        name: if name.is_empty() { instance_name(address) } else { name.clone() },
         block_size,
         interval: *interval,
         snapshot_interval: *snapshot_interval,
@@ -194,16 +192,6 @@ fn exchange_config(settings: &config::Replicas, block_size: u32, address: Socket
         credentials,
         tls,
     }
-}
-
-/// Returns the names of the host and the port, which a restart keeps.
-pub(crate) fn default_name(address: SocketAddr) -> String {
-    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    let host = Some(host.trim()).filter(|host| !host.is_empty()).unwrap_or("gateway");
-    let port = format!("-{}", address.port());
-    let fits = |letter: char| if letter.is_ascii_alphanumeric() { letter } else { '-' };
-    let host: String = host.chars().map(fits).take(MAX_NAME - port.len()).collect();
-    host + &port
 }
 
 #[cfg(test)]
@@ -220,7 +208,7 @@ mod tests {
 
     #[test]
     fn a_name_of_its_own_fits_into_a_subject() {
-        let name = default_name("127.0.0.1:8080".parse().unwrap());
+        let name = instance_name("127.0.0.1:8080".parse().unwrap());
         assert!(pointsman_replicas::is_name(&name) && name.ends_with("-8080"), "{name}");
     }
 }

@@ -34,6 +34,7 @@ mod command;
 mod compile_queue;
 mod compiler;
 mod folder;
+mod halves;
 mod managed_lane;
 mod managed_slot;
 mod manager_task;

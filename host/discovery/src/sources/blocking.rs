@@ -1,5 +1,5 @@
-//! Reads files so that no file system can stop a source: a read that hangs, as on a server of NFS that is gone,
-//! is given up, and no second one starts beside it.
+//! Reads files so that no file system can stop a source: a read that hangs, as on a server of NFS that is
+//! gone, is given up, and no second one starts beside it.
 
 use std::{
     fs::File,

@@ -39,8 +39,8 @@ pub struct Model {
     /// ids, where the engines are vLLM and the temperature is 0.
     #[key(example = "\"exact\"")]
     pub continuation: Option<ContinuationForm>,
-    /// How long a request waits while no worker can serve the model, such as one scaled to zero. It has a place
-    /// in the queue (queue.limit). Default: it is refused at once.
+    /// How long a request waits while no worker can serve the model, such as one scaled to zero. It has a
+    /// place in the queue (queue.limit). Default: it is refused at once.
     #[key(example = "\"5m\"", positive)]
     pub wait_for_workers: Option<Duration>,
     /// Target for the time to first token of requests that name none and whose tenant has none; default:

@@ -11,7 +11,10 @@ use pointsman_workers::{Engine, Leg, ModelName, Snapshot, WorkerId};
 use tokio::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
-use super::worker_wait::wait_for_worker;
+use super::{
+    find_model::{check_limits, find_model},
+    worker_wait::wait_for_worker,
+};
 use crate::{
     openai::{
         canary,
@@ -20,7 +23,6 @@ use crate::{
         hints::Hints,
         request::{Endpoint, Request, json_object, names_model},
         request_error::RequestError,
-        sampling,
     },
     orchestrate::{self, PlannedRequest, Unplanned, availability::listed, preview, stored},
     state::{
@@ -238,69 +240,6 @@ async fn read(
         Box::pin(stored::pin(state, upstream, &mut request, tenant)).await?;
     }
     Ok(request)
-}
-
-/// Refuses an output limit of -1, unless all engines of the model take it for "no limit" (A5.19). A model
-/// without workers has an error of its own.
-pub(super) fn check_limits(request: &Request, workers: &Snapshot) -> Result<(), RequestError> {
-    let (model, engine) = (&request.model, Engine::Openai);
-    match sampling::check_limits(request.endpoint, &request.body) {
-        Err(_) if !workers.serves(model) || workers.is_only_on(engine, model) => Ok(()),
-        checked => checked,
-    }
-}
-
-/// Finds the request's model. If no worker serves it, reads again which models engines serve.
-pub(super) async fn find_model(state: &State, request: &mut Arc<Request>) {
-    if !finds_model(request, &state.registry.snapshot()) {
-        // An engine may have loaded an adapter of this name.
-        Box::pin(state.registry.reread_models(&request.model)).await;
-        finds_model(request, &state.registry.snapshot());
-    }
-}
-
-/// Returns whether a worker serves the request's model. `MODEL:ADAPTER` becomes the adapter (B3.9), and so
-/// does a model with an adapter of it in `lora_path` (A1.12, A1.16). The engines of a model decide what the
-/// prompt is (L1.11).
-pub(super) fn finds_model(request: &mut Arc<Request>, workers: &Snapshot) -> bool {
-    if workers.serves(&request.model) {
-        find_adapter(request, workers);
-    } else {
-        let Some(adapter) = workers.adapter_named(&request.model) else { return false };
-        if let Some(request) = Arc::get_mut(request) {
-            request.model = adapter.clone();
-        }
-    }
-    if let Some(request) = Arc::get_mut(request).filter(|it| it.body.get("input_ids").is_some())
-        && reads_ids(workers, &request.model)
-    {
-        request.take_input_ids();
-    }
-    true
-}
-
-/// Returns whether SGLang serves the model: it reads `input_ids` of a chat.
-fn reads_ids(workers: &Snapshot, model: &ModelName) -> bool {
-    let legs = [Leg::Aggregated, Leg::Prefill, Leg::Decode];
-    let mut all = legs.into_iter().flat_map(|leg| workers.pool(model, leg).iter());
-    all.any(|candidate| candidate.worker.spec().engine == Engine::Sglang)
-}
-
-/// Finds the adapter in `lora_path`, which only SGLang reads, and only beside a model that is no adapter.
-fn find_adapter(request: &mut Arc<Request>, workers: &Snapshot) {
-    let Ok(Some(named)) = generate::adapter(&request.body) else { return };
-    let (adapter, model) = (ModelName::new(&named), &request.model);
-    let is_of_model = workers.parent_of(&adapter) == Some(model);
-    let is_read = request.endpoint == Endpoint::Generate
-        || is_of_model && workers.is_only_on(Engine::Sglang, &adapter)
-        || !workers.is_adapter(model) && workers.is_only_on(Engine::Sglang, model);
-    if let Some(request) = Arc::get_mut(request).filter(|_| is_read) {
-        if is_of_model {
-            request.model = adapter;
-        } else {
-            request.hints.lora.get_or_insert(named);
-        }
-    }
 }
 
 /// The model of a canary that names none: its worker's, or the only one.

@@ -11,7 +11,8 @@ use super::{
     DataThread,
     admit::{Admitted, admit, identify},
     arrival::Arrival,
-    prepare::{check_limits, finds_model, unnamed_model},
+    find_model::{check_limits, finds_model},
+    prepare::unnamed_model,
     request_id,
 };
 use crate::{

@@ -8,7 +8,7 @@ use pointsman_workers::{ModelName, Snapshot};
 use tokio::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
-use super::prepare::{check_limits, finds_model};
+use super::find_model::{check_limits, finds_model};
 use crate::{
     openai::{error::ApiError, request::Request},
     orchestrate::{availability::has_workers, why_no_worker},
@@ -18,8 +18,8 @@ use crate::{
 };
 
 /// Waits until a worker can serve the request's model. Returns the request's place in the queue, if it had to
-/// wait. `tenant` is the hash of its tenant, and `is_restricted` says whether a proxy chose the workers already.
-/// `gone` is cancelled when its client leaves.
+/// wait. `tenant` is the hash of its tenant, and `is_restricted` says whether a proxy chose the workers
+/// already. `gone` is cancelled when its client leaves.
 ///
 /// # Errors
 /// [`ApiError`]: no worker came in time, too many requests wait, the client left, or the gateway drains.

@@ -23,6 +23,7 @@ mod outcome;
 mod override_record;
 mod quota;
 mod stream_failures;
+mod token_times;
 mod trace;
 
 use end::InFlight;
@@ -49,7 +50,8 @@ pub(crate) struct Account {
     model: ModelName,
     /// The model that `model` is an adapter of.
     parent: Option<ModelName>,
-    /// Whether a worker serves the model, or its requests wait for one. Of other names clients could send any number: they are no labels.
+    /// Whether a worker serves the model, or its requests wait for one. Of other names clients could send any
+    /// number: they are no labels.
     model_is_served: bool,
     /// Whether the request leaves no record, because it was a preview.
     discarded: bool,
@@ -364,27 +366,6 @@ impl Account {
         }
     }
 
-    /// Records that a block of the output begins at `now`. Returns the mean time between tokens since the
-    /// previous block began.
-    pub(crate) fn block_begins(&mut self, now: Instant) -> Option<Duration> {
-        self.count_output();
-        let before = self.block_began.replace((now, self.tokens));
-        mean(before?, (now, self.tokens))
-    }
-
-    /// Returns the mean time between the tokens since the newest block began.
-    #[must_use]
-    pub(crate) fn rest_itl(&self) -> Option<Duration> {
-        mean(self.block_began?, (self.last_token?, self.tokens))
-    }
-
-    /// Returns the mean time between tokens, without pauses; `None` for fewer than two.
-    #[must_use]
-    pub(crate) fn itl(&self) -> Option<Duration> {
-        let between = self.last_token?.checked_duration_since(self.first_token?)?;
-        (self.tokens > 1).then(|| between.saturating_sub(self.paused) / (self.tokens - 1))
-    }
-
     /// Records how the request ended.
     pub(crate) fn ended(&mut self, status: u16, code: &'static str) {
         self.outcome = Outcome { status, code };
@@ -393,11 +374,4 @@ impl Account {
 
 fn micros(time: Duration) -> u32 {
     u32::try_from(time.as_micros()).unwrap_or(u32::MAX)
-}
-
-/// Returns the mean time between the tokens from one point in time to another, or `None` if there was no
-/// token.
-fn mean((from, before): (Instant, u32), (to, after): (Instant, u32)) -> Option<Duration> {
-    let tokens = after.checked_sub(before).filter(|tokens| *tokens > 0)?;
-    Some(to.checked_duration_since(from)? / tokens)
 }

@@ -55,6 +55,12 @@ pub(crate) enum CallError {
     OtherPrompt,
 }
 
+impl From<Silence> for CallError {
+    fn from(silence: Silence) -> Self {
+        Self::Timeout(silence)
+    }
+}
+
 impl CallError {
     /// Returns whether the engine broke while it handled the request. An engine that is overloaded refuses a
     /// request and stays usable.

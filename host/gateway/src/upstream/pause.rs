@@ -5,8 +5,6 @@ use std::pin::Pin;
 use pointsman_workers::Worker;
 use tokio::time::{Duration, Instant};
 
-use super::CallError;
-
 /// Setting that bounds a pause of a worker that makes progress.
 pub(crate) const EVENT_IDLE_MAX: &str = "event_idle_max";
 /// Setting that bounds the wait for an answer that is not streamed, of a worker that makes progress.
@@ -131,11 +129,11 @@ impl HeadWait<'_> {
     /// Waits for the outcome of `call`.
     ///
     /// # Errors
-    /// That of the call, or [`CallError::Timeout`].
-    pub(crate) async fn of<T>(
+    /// That of the call, or [`Silence`].
+    pub(crate) async fn of<T, E: From<Silence>>(
         self,
-        mut call: Pin<&mut impl Future<Output = Result<T, CallError>>>,
-    ) -> Result<T, CallError> {
+        mut call: Pin<&mut impl Future<Output = Result<T, E>>>,
+    ) -> Result<T, E> {
         let Self { silence, most: (most_key, most), worker, request } = self;
         let (limits, from) = (PauseLimits { idle: silence.limit, most }, Instant::now());
         let mut until = limits.half(from);
@@ -151,8 +149,7 @@ impl HeadWait<'_> {
                 worker.note_deadline(request);
             }
             if now >= end {
-                let silence = limits.silence_before(silence, most_key, from, works);
-                return Err(CallError::Timeout(silence));
+                return Err(limits.silence_before(silence, most_key, from, works).into());
             }
             until = end;
         }

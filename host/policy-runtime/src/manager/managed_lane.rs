@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use pointsman_routing::Digest;
 use serde::Serialize;
 
-use super::{compile_queue::PolicyKey, now_ms, plan::Halves, record::RefusalRecord};
+use super::{compile_queue::PolicyKey, halves::Halves, now_ms, record::RefusalRecord};
 use crate::spec::InheritedBy;
 
 /// Consecutive scans without a file after which its lane is emptied. A file may be replaced by removing it

@@ -11,6 +11,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::{
     compile_queue::{CompileJob, NO_SETTINGS},
+    halves::Halves,
     managed_lane::{Content, Source},
 };
 use crate::{
@@ -29,15 +30,6 @@ pub(super) struct Plan {
     pub(super) rank: Option<PlannedRank>,
     pub(super) fingerprint: Digest,
     halves: Halves,
-}
-
-/// The two halves of content: the filters that the configuration names, and all else.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Halves {
-    /// Number of the filters, which are the first of the program.
-    pub(super) filter_count: usize,
-    pub(super) filters: Digest,
-    pub(super) rest: Digest,
 }
 
 pub(super) enum PlannedRank {
@@ -208,13 +200,6 @@ impl ResolvedPart {
             other => other,
         };
         Refused::new(file, Some(self.digest), refusal)
-    }
-}
-
-impl Halves {
-    /// Returns the fingerprint of both.
-    pub(super) fn whole(&self) -> Digest {
-        Digest(Sha256::new().chain_update(self.filters.0).chain_update(self.rest.0).finalize().into())
     }
 }
 

@@ -43,7 +43,8 @@ pub(crate) struct StoredEvents {
 }
 
 impl StoredEvents {
-    /// Returns the events in `body`, until `deadline` or the end of the drain. `may_be_empty`: whether the client may have them all.
+    /// Returns the events in `body`, until `deadline` or the end of the drain. `may_be_empty`: whether the
+    /// client may have them all.
     pub(crate) fn new(
         body: Body,
         timeouts: LegTimeouts,

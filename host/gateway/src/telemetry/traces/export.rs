@@ -25,7 +25,7 @@ use super::{
     otlp::{self, Envelope},
     request_trace::RequestTrace,
 };
-use crate::{config::Traces as TraceSettings, replicas::default_name, telemetry::metrics::Metrics};
+use crate::{config::Traces as TraceSettings, instance_name::instance_name, telemetry::metrics::Metrics};
 
 /// Number of spans at which an export is sent at once, so that the message stays below the limit of
 /// collectors (4 MiB).
@@ -75,7 +75,7 @@ pub(super) fn start(
     let exporter = Exporter {
         client: client(settings, &url)?,
         url,
-        envelope: Envelope::new(settings, &default_name(address)),
+        envelope: Envelope::new(settings, &instance_name(address)),
         timeout: settings.timeout,
         interval: settings.interval,
         batch_spans: BATCH_SPANS.min(settings.queue_spans),

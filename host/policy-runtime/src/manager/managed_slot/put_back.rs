@@ -7,8 +7,8 @@ use pointsman_routing::{Policy, Program};
 
 use super::{
     super::{
+        halves::Halves,
         managed_lane::{Content, Source},
-        plan::Halves,
     },
     ManagedSlot,
 };
