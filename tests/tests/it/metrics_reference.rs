@@ -247,6 +247,7 @@ fn m5_alert_rules_pass_promtool_and_fire_for_no_healthy_run() {
     let rules = path("alerts.yaml");
     // M5.1
     promtool(&["check", "rules", rules.to_str().unwrap()], None);
+    // M5.6
     promtool(&["test", "rules", path("alerts.test.yaml").to_str().unwrap()], None);
     let mut test = format!(
         "rule_files: ['{}']\nevaluation_interval: 1m\ntests:\n- interval: 1m\n  input_series:\n",

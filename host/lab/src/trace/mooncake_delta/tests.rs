@@ -55,7 +55,6 @@ fn a_turn_without_a_delay_waits_for_its_time_or_not_at_all() {
     assert_eq!(trace.requests[2].blocks.len(), 1);
 }
 
-// O10.1
 #[test]
 fn the_fields_of_sessions_hold_as_in_mooncakes_format() {
     let line = |rest: &str| format!(r#"{{"output_length":60,{rest}}}"#) + "\n";
@@ -100,6 +99,7 @@ fn the_fields_of_sessions_hold_as_in_mooncakes_format() {
             ("b".to_owned(), None, Some(2_000), false, 20_065),
             ("a".to_owned(), None, Some(10), true, 21_080),
         ];
+        // O10.1
         assert_eq!(found, expected);
         let last = &trace.requests[5];
         assert_eq!((last.priority, last.targets.ttft), (2.0, Some(Duration::from_millis(100))));
@@ -122,7 +122,6 @@ fn a_fork_of_a_skipped_session_begins_a_session() {
     assert_eq!((trace.skipped, &only.parent, only.delay), (1, &None, None));
 }
 
-// O10.3
 #[test]
 fn a_partial_last_block_of_a_first_prompt_is_no_block_of_the_answers_of_two_sessions() {
     let line = |session: &str, rest: &str| {
@@ -140,6 +139,7 @@ fn a_partial_last_block_of_a_first_prompt_is_no_block_of_the_answers_of_two_sess
     assert_eq!((a.blocks.len(), b.blocks.len()), (4, 4));
     assert_eq!((a.blocks[0], b.blocks[0]), (1, 1));
     let shared = a.blocks[1..].iter().filter(|id| b.blocks.contains(id)).count();
+    // O10.3
     assert_eq!(shared, 0, "{a:?} {b:?}");
     // 600 + 300 + 700 tokens each, of which the second session finds one block, and its first prompt too.
     let cached = (512 + 512 + 512 + 512) as f64 / (3 * 600 + 2 * 1_600) as f64;

@@ -108,7 +108,6 @@ fn new_starts_move_sessions_as_a_whole_and_are_equal_for_equal_seeds() {
     assert!((300.0..500.0).contains(&seconds), "{seconds}");
 }
 
-// O10.2
 #[test]
 fn new_starts_keep_the_distances_of_turns_that_arrive_at_their_times() {
     let at = |mut request: TraceRequest, at: u64| {
@@ -134,6 +133,7 @@ fn new_starts_keep_the_distances_of_turns_that_arrive_at_their_times() {
     for number in 0..20 {
         let turns = of(&format!("s{number}"));
         let start = turns[0];
+        // O10.2
         assert_eq!(turns, [0, 20, 40, 60, 80].map(|second| start + second));
         assert_eq!(of(&format!("c{number}")), [start + 85, start + 90]);
         starts.push(start);
