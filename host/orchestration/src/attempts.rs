@@ -113,7 +113,8 @@ impl Attempts {
     #[must_use]
     pub fn after_wait(wait: Option<Box<WorkerWait>>) -> Self {
         let (parked, queued) = wait.as_ref().map(|wait| (wait.since(), wait.elapsed())).unzip();
-        Self { worker_wait: wait, parked, queued: queued.unwrap_or_default(), ..Self::default() }
+        let queued = queued.unwrap_or_default();
+        Self { worker_wait: wait, parked, waits_since: parked, queued, ..Self::default() }
     }
 
     /// Takes the number of the current attempt. Returns whether a new one began, which uses nothing of the
