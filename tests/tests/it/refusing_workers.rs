@@ -145,44 +145,6 @@ async fn i17_a_pinned_leg_and_a_worker_that_answers_in_between_are_not_doubted()
     cluster.at_rest().await.unwrap();
 }
 
-/// An engine that lacks `/v1/completions`.
-async fn without_completions() -> RawEngine {
-    let missing = r#"{"detail":"Not Found"}"#;
-    RawEngine::serving(move |request: &RawRequest| {
-        let lacks = request.line.contains(COMPLETIONS);
-        vec![Act::Send(if lacks { raw_engine::status("404 Not Found", missing) } else { json(ANSWER) })]
-    })
-    .await
-    .unwrap()
-}
-
-#[tokio::test]
-async fn i17_a_worker_that_lacks_an_endpoint_is_left_out_while_it_answers_nothing_else() {
-    let (lacks, good) = (without_completions().await, engine(&Arc::default(), "400 Bad Request").await);
-    let cluster = cluster(&[&lacks, &good]).await;
-    let chat = async || {
-        let body = json!({"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}).to_string();
-        cluster.client.post("/v1/chat/completions", &[], body).await.unwrap().status
-    };
-    for round in 0..12 {
-        assert_eq!(ask(&cluster, &format!("mixed {round}"), false).await.status, 200);
-        if round % 4 == 3 {
-            assert_eq!(chat().await, 200);
-        }
-    }
-    // I17.7
-    assert_eq!((posts(&lacks), &worker(&cluster, 1).await["ineligible"]), (15, &Value::Null));
-    for round in 0..20 {
-        assert_eq!(ask(&cluster, &format!("hello {round}"), false).await.status, 200);
-    }
-    // I17.7
-    assert!(posts(&lacks) < 15 + 12, "{} requests", posts(&lacks));
-    let told = worker(&cluster, 1).await;
-    let reason = told["reason"].as_str().unwrap();
-    assert!(reason.contains("that another worker takes: the engine answered 404"), "{reason}");
-    cluster.at_rest().await.unwrap();
-}
-
 #[tokio::test]
 async fn i17_a_prefill_worker_that_refuses_everything_is_left_out() {
     let by_turn = "[prefill]\nbuiltin = 'formula'\nsettings = { cost = \"label_number('turn')\" }";

@@ -4,7 +4,7 @@
 use http::StatusCode;
 use pointsman_workers::{Candidate, Doubt, Leg};
 
-use super::Drive;
+use super::{Drive, worker_outcome::lacks_model};
 use crate::{
     openai::error::ApiError,
     upstream::{CallError, text},
@@ -40,17 +40,17 @@ impl Drive {
             return false;
         }
         // An engine that lacks the endpoint may serve the others, and a gateway that got the request before.
-        // A 404 costs a retry each time.
-        let is_of_endpoint = matches!(
+        let lacks_endpoint = matches!(
             error,
             CallError::Status {
-                status: StatusCode::METHOD_NOT_ALLOWED
+                status: StatusCode::NOT_FOUND
+                    | StatusCode::METHOD_NOT_ALLOWED
                     | StatusCode::NOT_IMPLEMENTED
                     | StatusCode::LOOP_DETECTED,
                 ..
             }
         );
-        if is_of_endpoint {
+        if lacks_endpoint && !lacks_model(error) {
             return false;
         }
         let is_too_long = names_context(error);
