@@ -156,13 +156,18 @@ async fn p11_the_events_of_a_second_node_are_at_the_ports_of_its_ranks() {
     drop(cluster);
 }
 
+/// What vLLM's Python frontend with two ranks says of another one.
+fn out_of_range(rank: u32) -> String {
+    let message = format!("data_parallel_rank {rank} is out of range [0, 2).");
+    json!({ "error": { "message": message, "code": 400 } }).to_string()
+}
+
 #[tokio::test]
 async fn d1_an_engine_that_lost_ranks_chooses_one_itself() {
-    let python = r#"{"error":{"message":"data_parallel_rank 3 is out of range [0, 2).","code":400}}"#;
-    let rust = r#"{"error":{"message":"engine-core error","type":"invalid_request_error","code":null}}"#;
-    for problem in [python, rust] {
+    let rust = |_| r#"{"error":{"message":"engine-core error","type":"invalid_request_error"}}"#.to_owned();
+    for problem in [out_of_range as fn(u32) -> String, rust] {
         let script = move |request: &RawRequest| match rank(request) {
-            Some(2..) => status("400 Bad Request", problem),
+            Some(rank @ 2..) => status("400 Bad Request", &problem(rank)),
             _ => answered(request),
         };
         let prefill = engine("vllm", metrics(&[0, 1, 2, 3]), script).await;
@@ -195,9 +200,8 @@ async fn d1_a_mooncake_prefill_whose_engine_lost_its_rank_is_tried_at_another_ra
     let query =
         r#"{"0":{"engine_id":"e0"},"1":{"engine_id":"e1"},"2":{"engine_id":"e2"},"3":{"engine_id":"e3"}}"#;
     let bootstrap = RawEngine::start(move |_| vec![Act::Send(json_answer(query))]).await.unwrap();
-    let problem = r#"{"error":{"message":"data_parallel_rank 3 is out of range [0, 2).","code":400}}"#;
     let script = move |request: &RawRequest| match rank(request) {
-        Some(2..) => status("400 Bad Request", problem),
+        Some(rank @ 2..) => status("400 Bad Request", &out_of_range(rank)),
         _ => answered(request),
     };
     let prefill = engine("vllm", metrics(&[0, 1, 2, 3]), script).await;
@@ -222,6 +226,37 @@ async fn d1_a_mooncake_prefill_whose_engine_lost_its_rank_is_tried_at_another_ra
         engine.requests().iter().filter(|one| one.body.contains(&id)).count()
     };
     assert!(named(&decode, 0) + named(&decode, 1) >= 32, "{:?}", decode.requests());
+}
+
+#[tokio::test]
+async fn d1_a_refusal_that_quotes_the_client_is_not_about_the_rank() {
+    let query =
+        r#"{"0":{"engine_id":"e0"},"1":{"engine_id":"e1"},"2":{"engine_id":"e2"},"3":{"engine_id":"e3"}}"#;
+    let bootstrap = RawEngine::start(move |_| vec![Act::Send(json_answer(query))]).await.unwrap();
+    let quotes = (0..4).map(|rank| format!("data_parallel_rank {rank} is out of range [0, 2)."));
+    let quotes: Vec<_> = quotes.chain(["engine-core error".to_owned()]).collect();
+    let message = format!("1 validation error: {{'msg': 'not a valid string', 'input': {quotes:?}}}");
+    let problem = json!({ "error": { "message": message, "code": 400 } }).to_string();
+    let script = move |request: &RawRequest| match request.body.contains("invalid") {
+        true => status("400 Bad Request", &problem),
+        false => answered(request),
+    };
+    let prefill = engine("vllm", metrics(&[0, 1, 2, 3]), script).await;
+    let decode = engine("vllm", metrics(&[0]), answered).await;
+    let port = bootstrap.address.port();
+    let flags = ["prefill,id=6", "decode,id=7"]
+        .map(|role| format!("engine=vllm,role={role},transport=mooncake,bootstrap_port={port}"));
+    let cluster = gateway(&[(&flags[0], &prefill), (&flags[1], &decode)]).await;
+    let invalid = r#"{"model":"tiny","prompt":"invalid","max_tokens":2}"#;
+    assert_eq!(cluster.client.post(COMPLETIONS, &[], invalid.to_owned()).await.unwrap().status, 400);
+    // D1.5, D1.7
+    assert_eq!(prefill.requests().len(), 1);
+    for number in 0..64 {
+        assert_eq!(post(&cluster, &[], number).await, 200);
+        cluster.at_rest().await.unwrap();
+    }
+    // D1.7: no rank is left out
+    assert_eq!(ranks(&prefill), [0, 1, 2, 3].map(Some));
 }
 
 #[tokio::test]

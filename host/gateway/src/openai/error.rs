@@ -20,7 +20,7 @@ mod response;
 mod tests;
 
 use convert::hint;
-pub(crate) use response::body;
+pub(crate) use response::{body, engine_text};
 
 /// Seconds after which a client may try again.
 const RETRY_AFTER: u64 = 1;

@@ -27,6 +27,7 @@ use super::{
 use crate::{
     connectors::{Connector, LegContext, TokenIds, connector_for, leg_headers},
     openai::{
+        error::engine_text,
         request::{Endpoint, Request},
         trace_context::{Links, Span},
     },
@@ -205,7 +206,11 @@ impl Drive {
     pub(super) fn note_lost_rank(&self, leg: Leg, error: &CallError) -> bool {
         let is_tied = leg == Leg::Prefill && self.engine_id.is_some() && self.rank_is_chosen(leg);
         let has_ranks = |prefill: &&Candidate| prefill.worker.spec().dp_size > 1;
-        let lost = self.candidate(leg).filter(|_| is_tied && refuses_rank(error)).filter(has_ranks);
+        let refuses = |prefill: &&Candidate| {
+            let sent = prefill.worker.spec().first_rank + prefill.rank.0;
+            refuses_rank(error, &sent.to_string())
+        };
+        let lost = self.candidate(leg).filter(|_| is_tied).filter(has_ranks).filter(refuses);
         lost.inspect(|lost| lost.worker.note_lost_rank(lost.rank)).is_some()
     }
 
@@ -265,11 +270,12 @@ async fn head_of_leg(
     body: Bytes,
     rank_is_chosen: bool,
 ) -> Result<Response<Body>, CallError> {
-    if !rank_is_chosen || !headers.iter().any(|(name, _)| name == RANK) {
+    let rank = headers.iter().find(|(name, _)| name == RANK).filter(|_| rank_is_chosen);
+    let Some(rank) = rank.and_then(|(_, rank)| rank.to_str().ok()).map(str::to_owned) else {
         return upstream.head(to, &headers, body).await;
-    }
+    };
     match upstream.head(to, &headers, body.clone()).await {
-        Err(error) if refuses_rank(&error) => {
+        Err(error) if refuses_rank(&error, &rank) => {
             headers.retain(|(name, _)| name != RANK);
             Box::pin(upstream.head(to, &headers, body)).await
         }
@@ -277,11 +283,13 @@ async fn head_of_leg(
     }
 }
 
-/// Returns whether an engine refuses a data-parallel rank, as vLLM's Python frontend and its Rust one do.
-fn refuses_rank(error: &CallError) -> bool {
+/// Returns whether an engine refuses the data-parallel rank that it got, as vLLM's Python frontend and its
+/// Rust one do. Their message begins so: engines repeat what clients sent, but not at the beginning.
+fn refuses_rank(error: &CallError, rank: &str) -> bool {
     let CallError::Status { status: StatusCode::BAD_REQUEST, body, .. } = error else { return false };
-    let text = String::from_utf8_lossy(body);
-    text.contains("data_parallel_rank") || text.contains("engine-core error")
+    let message = engine_text(body);
+    message == "engine-core error"
+        || message.starts_with(&format!("data_parallel_rank {rank} is out of range "))
 }
 
 /// Returns the time limit for the head of an answer.

@@ -141,7 +141,7 @@ pub(super) fn error_name(body: &[u8]) -> Option<String> {
 }
 
 /// The message an engine put into its error body, else the body's beginning.
-pub(super) fn engine_text(body: &[u8]) -> String {
+pub(crate) fn engine_text(body: &[u8]) -> String {
     let message = serde_json::from_slice::<serde_json::Value>(body).ok().and_then(|json| {
         let message = json.pointer("/error/message").or(json.pointer("/message")).or(json.get("error"))?;
         message.as_str().map(str::to_owned)
