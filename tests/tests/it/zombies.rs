@@ -211,3 +211,76 @@ async fn e2_an_engine_gets_64_aborts_at_a_time_and_legs_close_without_their_answ
     drop(engine);
     cluster.at_rest().await.unwrap();
 }
+
+/// The body of a list of prompts.
+fn list(prompts: usize) -> String {
+    let prompts = vec!["which way?"; prompts];
+    format!(r#"{{"model":"tiny","prompt":{prompts:?},"max_tokens":4,"stream":true}}"#)
+}
+
+/// Returns whether a request aborts an item of a list.
+fn aborts_item(request: &RawRequest) -> bool {
+    let body: Value = serde_json::from_str(&request.body).unwrap_or_default();
+    request.line == "POST /abort_request" && body["rid"].as_str().is_some_and(|id| id.contains('_'))
+}
+
+#[tokio::test]
+async fn e2_aborts_of_lists_leave_turns_to_those_of_single_requests() {
+    const LISTS: usize = 70;
+    let [items, singles] = [(); 2].map(|()| Arc::new(AtomicUsize::new(0)));
+    let (hanging, answered) = (items.clone(), singles.clone());
+    let script = move |request: &RawRequest| {
+        if aborts_item(request) {
+            hanging.fetch_add(1, Ordering::SeqCst);
+            return vec![Act::Keep(Arc::new(Counted(hanging.clone()))), Act::Hang];
+        }
+        if request.line == "POST /abort_request" {
+            answered.fetch_add(1, Ordering::SeqCst);
+            return vec![Act::Send(json_answer("{}"))];
+        }
+        vec![token(), Act::Hang]
+    };
+    let engine = RawEngine::serving(script).await.unwrap();
+    let limit = |config: &mut Config| config.timeouts.abort = Duration::from_secs(60);
+    let cluster = cluster(&[("aggregated", &engine)], limit).await;
+    let mut streams = Vec::new();
+    for _ in 0..LISTS {
+        let mut stream = cluster.client.stream(COMPLETIONS, &[], list(10)).await.unwrap();
+        stream.next().await.unwrap().unwrap();
+        streams.push(stream);
+    }
+    drop(streams);
+    cluster.until("aborts are sent", |_| items.load(Ordering::SeqCst) >= 8).await.unwrap();
+    tokio::time::sleep(300 * MS).await;
+    // E2.8
+    assert_eq!(items.load(Ordering::SeqCst), 8);
+    let mut stream = cluster.client.stream(COMPLETIONS, &[], body(true)).await.unwrap();
+    stream.next().await.unwrap().unwrap();
+    drop(stream);
+    cluster.until("the single request is aborted", |_| singles.load(Ordering::SeqCst) > 0).await.unwrap();
+    assert_eq!(items.load(Ordering::SeqCst), 8);
+    drop(engine);
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn e2_the_items_of_a_list_are_aborted_once_within_the_time_of_one_abort() {
+    for (pause, limit, most) in [(0, 5000, 300), (50, 500, 11)] {
+        let engine = RawEngine::serving(move |request| match aborts_item(request) {
+            true => vec![Act::Pause(pause * MS), Act::Send(json_answer("{}"))],
+            false => vec![token(), Act::Hang],
+        });
+        let engine = engine.await.unwrap();
+        let change = |config: &mut Config| config.timeouts.abort = limit * MS;
+        let cluster = cluster(&[("aggregated", &engine)], change).await;
+        let mut stream = cluster.client.stream(COMPLETIONS, &[], list(300)).await.unwrap();
+        stream.next().await.unwrap().unwrap();
+        drop(stream);
+        let aborts = || engine.requests().iter().filter(|one| aborts_item(one)).count();
+        cluster.until("items are aborted", |_| aborts() >= 2).await.unwrap();
+        tokio::time::sleep(2500 * MS).await;
+        // E2.8
+        assert!((2..=most).contains(&aborts()), "{} of {most}", aborts());
+        cluster.at_rest().await.unwrap();
+    }
+}

@@ -2,11 +2,12 @@
 //! until the engine has answered: SGLang forgets a request whose connection closes, ignores an abort of it
 //! that comes later, and generates the rest of its answer (sglang#36333).
 
-use std::{sync::Arc, time::Duration};
+use std::{mem, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::{Response, StatusCode};
 use pointsman_workers::{Leg, Worker};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{Drive, target};
@@ -29,8 +30,11 @@ struct AbortCalls {
     upstream: Upstream,
     to: Destination,
     headers: LegHeaders,
-    /// One body for each item of the request.
+    /// One body for each item of the request about which the engine is asked.
     bodies: Vec<Bytes>,
+    /// Whether the request has several items. One of them is not asked about again when the engine has
+    /// answered, all together have the time of one abort, and they have a share of the turns only.
+    is_list: bool,
     worker: Arc<Worker>,
     limit: Duration,
 }
@@ -51,6 +55,7 @@ impl Drive {
             upstream: self.upstream.clone(),
             to: Destination::new(spec, abort.path),
             headers: leg_headers(&self.context(), target(candidate), self.request.authorization.as_ref()),
+            is_list: abort.bodies.len() > 1,
             bodies: abort.bodies,
             worker: candidate.worker.clone(),
             limit: self.state.settings.leg_timeouts.abort,
@@ -83,11 +88,15 @@ impl Drive {
 impl AbortCalls {
     /// Asks the engine until `over` is cancelled: no leg runs any more. Cancels `answered` after the first
     /// time.
-    async fn run(self, over: CancellationToken, answered: CancellationToken) {
+    async fn run(mut self, over: CancellationToken, answered: CancellationToken) {
+        let until = Instant::now() + self.limit;
         // An abort may arrive before the request that it is meant for: it is repeated while that one runs.
         for pause in RETRY_DELAYS {
-            self.ask().await;
+            self.ask_until(until).await;
             answered.cancel();
+            if self.bodies.is_empty() {
+                return;
+            }
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}
                 () = over.cancelled() => break,
@@ -97,34 +106,51 @@ impl AbortCalls {
         // closed.
         if over.is_cancelled() {
             tokio::time::sleep(FINAL_DELAY).await;
+            self.ask_until(until).await;
+        }
+    }
+
+    /// Asks the engine once, about a list for no longer than this.
+    async fn ask_until(&mut self, until: Instant) {
+        if self.is_list {
+            // What is left of the list then is given up.
+            let _ = tokio::time::timeout_at(until, self.ask()).await;
+        } else {
             self.ask().await;
         }
     }
 
     /// Asks the engine once to abort each item.
-    async fn ask(&self) {
-        for body in &self.bodies {
-            let mut sent = self.send(body).await;
+    async fn ask(&mut self) {
+        let mut rest = mem::take(&mut self.bodies).into_iter();
+        let mut again = Vec::new();
+        while let Some(body) = rest.next() {
+            let mut sent = self.send(&body).await;
             // The engine may have closed a connection that was kept since the last item.
             if matches!(sent, Err(CallError::Closed(_) | CallError::Broken(_))) {
-                sent = self.send(body).await;
+                sent = self.send(&body).await;
+            }
+            if !self.is_list || !matches!(sent, Ok(_) | Err(CallError::Status { .. })) {
+                again.push(body);
             }
             if let Err(error) = sent {
                 log_failed_abort(&self.worker, &error);
                 // An engine that closed the connection or refused one item may take the others. An
                 // unreachable worker is not tried once for each of them, because there may be thousands.
                 if !matches!(error, CallError::Broken(_) | CallError::Status { .. }) {
-                    return;
+                    again.extend(rest);
+                    break;
                 }
             }
         }
+        self.bodies = again;
     }
 
     /// Sends one abort. The wait for its turn counts: aborts that an engine does not answer end together.
     async fn send(&self, body: &Bytes) -> Result<Response<Bytes>, CallError> {
         let silence = Silence { what: "answer to an abort", key: "abort", limit: self.limit };
         let call = async {
-            let _turn = self.worker.abort_turn().await;
+            let _turn = self.worker.abort_turn(self.is_list).await;
             self.upstream.whole(&self.to, &self.headers, body.clone()).await
         };
         upstream::with_time_limit(silence, call).await

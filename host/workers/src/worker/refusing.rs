@@ -10,7 +10,6 @@ use std::{
 };
 
 use arc_swap::ArcSwapOption;
-use tokio::sync::SemaphorePermit;
 
 use super::Worker;
 use crate::log_limit::LogLimit;
@@ -79,10 +78,11 @@ impl Worker {
         !self.state.refusing.aborts.swap(true, Ordering::Relaxed)
     }
 
-    /// Waits until the engine may get one more call that aborts a request. The turn ends when the permit is
-    /// dropped.
-    pub async fn abort_turn(&self) -> Option<SemaphorePermit<'_>> {
-        self.state.abort_turns.acquire().await.ok()
+    /// Waits until the engine may get one more call that aborts a request, or an item of a list. The turn
+    /// ends when this is dropped.
+    pub async fn abort_turn(&self, is_list: bool) -> impl Sized + Send {
+        let share = if is_list { self.state.list_abort_turns.acquire().await.ok() } else { None };
+        (self.state.abort_turns.acquire().await.ok(), share)
     }
 
     /// Begins to ask another worker about a request that this one refused.

@@ -95,11 +95,15 @@ pub(super) struct State {
     pub(super) open_handoffs: AtomicU32,
     /// Turns of calls that abort requests.
     pub(super) abort_turns: Semaphore,
+    /// The share of them that calls for items of lists have.
+    pub(super) list_abort_turns: Semaphore,
 }
 
 /// Maximum number of calls to one engine at a time that abort requests. Thousands of clients may leave at
 /// once, and the engine may answer none of these calls.
 const MAX_CONCURRENT_ABORTS: usize = 64;
+/// Share of lists: one of them may have thousands of items.
+const MAX_CONCURRENT_LIST_ABORTS: usize = 8;
 
 /// The part of the current description that decides whether the ranks are eligible unconditionally.
 #[derive(Debug)]
@@ -174,6 +178,7 @@ impl State {
             reserved: Arc::default(),
             open_handoffs: AtomicU32::new(0),
             abort_turns: Semaphore::new(MAX_CONCURRENT_ABORTS),
+            list_abort_turns: Semaphore::new(MAX_CONCURRENT_LIST_ABORTS),
         }
     }
 }
