@@ -197,17 +197,21 @@ impl AdmissionQueue {
         self.waiting() > 0 && self.inner.lock().order.has(&admission_request.line(leg, &[]))
     }
 
-    /// Takes a place; `None` when the queue is full. `tried` are workers that the request tried already.
+    /// Takes a place; `None` when the queue is full. `tried` are workers that the request tried already. A
+    /// request that waited for a worker has a place, which becomes this one.
     #[must_use]
     pub fn park(
         self: &Arc<Self>,
         admission_request: &AdmissionRequest<'_>,
         leg: Leg,
         tried: &[CandidateId],
+        waited: Option<&mut WorkerWait>,
     ) -> Option<Place> {
         let mut inner = self.inner.lock();
-        if !inner.has_room(admission_request) {
-            return None;
+        match waited {
+            Some(wait) => inner.end_wait(wait),
+            None if !inner.has_room(admission_request) => return None,
+            None => {}
         }
         let mut place = self.insert(&mut inner, admission_request, leg, tried);
         place.asking = inner.asking(&place.position.line, admission_request.request);

@@ -338,9 +338,9 @@ impl Attempts {
             }
             None => {
                 let Parking { queue, admission_request, timeout } = parking;
-                // Its place is for the one that it takes now.
-                self.worker_wait = None;
-                let Some(place) = queue.park(admission_request, leg, &self.tried) else { return false };
+                let mut waited = self.worker_wait.take();
+                let place = queue.park(admission_request, leg, &self.tried, waited.as_deref_mut());
+                let Some(place) = place else { return false };
                 let now = Instant::now();
                 self.parked.get_or_insert(now);
                 if !self.is_paused {

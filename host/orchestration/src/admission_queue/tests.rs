@@ -29,7 +29,7 @@ fn park_at(
     arrived: Instant,
     bytes: usize,
 ) -> Option<Place> {
-    queue.park(&AdmissionRequest { model: &model(), request, pin: None, arrived, bytes }, LEG, &[])
+    queue.park(&AdmissionRequest { model: &model(), request, pin: None, arrived, bytes }, LEG, &[], None)
 }
 
 fn park(queue: &Arc<AdmissionQueue>, request: &RoutingRequest) -> Option<Place> {
@@ -541,7 +541,7 @@ async fn l5_no_stream_pauses_for_a_request_that_its_place_does_not_help() {
         (&request, Leg::Decode, 0, 1),
     ] {
         let _inflight: Vec<Admit> = (0..room).map(|_| admit(&queue, &one, None)).collect();
-        let mut place = queue.park(request, leg, &[]).unwrap();
+        let mut place = queue.park(request, leg, &[], None).unwrap();
         place.ask_for_room();
         // L5.1
         assert_eq!(asked(&streams).len(), expected, "{leg:?} {room}");

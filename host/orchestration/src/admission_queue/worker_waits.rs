@@ -12,7 +12,7 @@ use tokio::{
 };
 
 use super::{
-    AdmissionQueue, AdmissionRequest, Place,
+    AdmissionQueue, AdmissionRequest, Inner, Place,
     rules::{QueueRules, class_of},
 };
 
@@ -43,6 +43,8 @@ pub struct WorkerWait {
     tokens: u64,
     since: Instant,
     woken: Arc<Notify>,
+    /// Whether another place replaced its own.
+    is_over: bool,
 }
 
 impl AdmissionQueue {
@@ -67,7 +69,7 @@ impl AdmissionQueue {
         *inner.worker_waits.held.entry(model.clone()).or_insert(0) += 1;
         let (since, woken) = (Instant::now(), Arc::default());
         let (queue, model) = (self.clone(), model.clone());
-        Some(Box::new(WorkerWait { queue, model, rank, bytes, tokens, since, woken }))
+        Some(Box::new(WorkerWait { queue, model, rank, bytes, tokens, since, woken, is_over: false }))
     }
 
     /// Returns the number of requests that wait until a worker can serve their model, by model.
@@ -129,24 +131,38 @@ impl WorkerWait {
     }
 }
 
-impl Drop for WorkerWait {
-    fn drop(&mut self) {
-        let mut inner = self.queue.inner.lock();
-        inner.bytes -= self.bytes;
-        inner.tokens -= self.tokens;
-        let waits = &mut inner.worker_waits;
-        waits.bytes -= self.bytes;
-        if let Some(held) = waits.held.get_mut(&self.model) {
+impl Inner {
+    /// Releases the place of a request that waited for a worker.
+    pub(super) fn end_wait(&mut self, wait: &mut WorkerWait) {
+        if !std::mem::replace(&mut wait.is_over, true) {
+            self.release(wait);
+        }
+    }
+
+    fn release(&mut self, wait: &WorkerWait) {
+        self.bytes -= wait.bytes;
+        self.tokens -= wait.tokens;
+        let waits = &mut self.worker_waits;
+        waits.bytes -= wait.bytes;
+        if let Some(held) = waits.held.get_mut(&wait.model) {
             *held -= 1;
             if *held == 0 {
-                waits.held.remove(&self.model);
+                waits.held.remove(&wait.model);
             }
         }
-        if let Some(asleep) = waits.asleep.get_mut(&self.model) {
-            asleep.remove(&self.rank);
+        if let Some(asleep) = waits.asleep.get_mut(&wait.model) {
+            asleep.remove(&wait.rank);
             if asleep.is_empty() {
-                waits.asleep.remove(&self.model);
+                waits.asleep.remove(&wait.model);
             }
+        }
+    }
+}
+
+impl Drop for WorkerWait {
+    fn drop(&mut self) {
+        if !self.is_over {
+            self.queue.inner.lock().release(self);
         }
     }
 }
@@ -178,7 +194,25 @@ mod tests {
     fn park(queue: &Arc<AdmissionQueue>, model: &str) -> Option<Place> {
         let (model, arrived, request) = (ModelName::new(model), Instant::now(), RoutingRequest::default());
         let asks = AdmissionRequest { model: &model, request: &request, pin: None, arrived, bytes: 1 };
-        queue.park(&asks, Leg::Aggregated, &[])
+        queue.park(&asks, Leg::Aggregated, &[], None)
+    }
+
+    /// The worker that came is busy. Returns whether the request waits in the queue.
+    fn waits_on(attempts: &mut crate::Attempts, queue: &Arc<AdmissionQueue>) -> bool {
+        let (model, request, arrived) = (ModelName::new("a"), RoutingRequest::default(), Instant::now());
+        let admission_request =
+            AdmissionRequest { model: &model, request: &request, pin: None, arrived, bytes: 1 };
+        let timeout = Duration::from_secs(30);
+        let parking = crate::Parking { queue, admission_request, timeout };
+        let busy = pointsman_routing::RouteError::AllBusy(Leg::Aggregated);
+        match attempts.enter(Leg::Aggregated, None, &parking) {
+            crate::Entry::Route(place) => {
+                let after = attempts.after_refusal(Leg::Aggregated, &busy, place, &parking);
+                after == crate::AfterRefusal::Wait
+            }
+            crate::Entry::Wait => true,
+            crate::Entry::Refused => false,
+        }
     }
 
     #[tokio::test(start_paused = true)]
@@ -234,6 +268,21 @@ mod tests {
         assert!(inner.worker_waits.asleep.is_empty() && inner.worker_waits.held.is_empty());
     }
 
+    /// Its place becomes the next one, so nothing can take it in between.
+    #[test]
+    fn f7_requests_that_waited_keep_their_places_when_fewer_may_wait() {
+        let queue = AdmissionQueue::new(QueueRules::waiting(4));
+        let waited = [wait(&queue, "a", 0.0, 1), wait(&queue, "a", 0.0, 1)];
+        queue.set_rules(QueueRules { bytes: 1, ..QueueRules::waiting(1) });
+        let mut attempts = waited.map(crate::Attempts::after_wait);
+        let wait = attempts.each_mut().map(|attempts| waits_on(attempts, &queue));
+        // F7.13
+        assert_eq!((wait, queue.waiting()), ([true; 2], 2));
+        assert!(queue.worker_waits().is_empty() && park(&queue, "a").is_none());
+        drop(attempts);
+        assert_eq!((queue.waiting(), queue.waiting_bytes()), (0, 0));
+    }
+
     /// A request that waited keeps its place until it has another one: nothing takes it meanwhile.
     #[tokio::test(start_paused = true)]
     async fn f7_a_request_that_waited_for_a_worker_has_room_in_the_queue() {
@@ -242,16 +291,9 @@ mod tests {
         tokio::time::advance(Duration::from_secs(3)).await;
         let mut attempts = crate::Attempts::after_wait(waited);
         assert!(park(&queue, "a").is_none());
-        let (model, request, arrived) = (ModelName::new("a"), RoutingRequest::default(), Instant::now());
-        let admission_request =
-            AdmissionRequest { model: &model, request: &request, pin: None, arrived, bytes: 1 };
-        let timeout = Duration::from_secs(30);
-        let parking = crate::Parking { queue: &queue, admission_request, timeout };
-        assert!(matches!(attempts.enter(Leg::Aggregated, None, &parking), crate::Entry::Route(None)));
-        let busy = pointsman_routing::RouteError::AllBusy(Leg::Aggregated);
-        let after = attempts.after_refusal(Leg::Aggregated, &busy, None, &parking);
+        let waits = waits_on(&mut attempts, &queue);
         // F7.13
-        assert_eq!((after, queue.waiting()), (crate::AfterRefusal::Wait, 1));
+        assert_eq!((waits, queue.waiting()), (true, 1));
         assert!(queue.worker_waits().is_empty());
         tokio::time::advance(Duration::from_secs(2)).await;
         attempts.resume().unwrap();
