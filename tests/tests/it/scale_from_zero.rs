@@ -17,6 +17,8 @@ use tokio::{
 };
 use tokio_tungstenite::tungstenite::client::IntoClientRequest as _;
 
+mod shares;
+
 const CHAT: &str = "/v1/chat/completions";
 const WAITING: &str = "pointsman_requests_waiting_for_workers{model=\"tiny\"}";
 const QUEUED: &str = "pointsman_queued_requests";
@@ -193,34 +195,6 @@ async fn f7_a_client_that_leaves_gives_its_place_back() {
     cluster.at_rest().await.unwrap();
     let gone = cluster.metric("pointsman_requests_total{").await.unwrap();
     assert_eq!(gone.iter().sum::<f64>(), 1.0);
-}
-
-#[tokio::test]
-async fn f7_a_model_without_workers_takes_half_of_the_queue_and_delays_no_other() {
-    let cluster = empty(|_| {}).await;
-    let slow = SimConfig { model: "other".to_owned(), overhead: Duration::from_millis(500), ..aggregated() };
-    let _other = join(&cluster, 1, slow, json!({"max_concurrency": 1})).await;
-    cluster.until_counted("pointsman_worker_eligible{", 1.0).await.unwrap();
-    let other = async || ask(&cluster, json!({"model": "other"})).await.status.as_u16();
-    let others = async {
-        until_waiting(&cluster, 4.0).await;
-        let fifth = ask(&cluster, json!({})).await;
-        // F7.11
-        assert_eq!(seen(&fifth), (503, "no_worker".to_owned(), "10"), "{fifth:?}");
-        let text = fifth.json().unwrap()["error"]["message"].as_str().unwrap().to_owned();
-        assert!(text.contains("half of queue.limit"), "{text}");
-        let begun = Instant::now();
-        // F7.11: four places are left
-        let all = tokio::join!(other(), other(), other(), other(), other());
-        assert_eq!(all, (200, 200, 200, 200, 200));
-        // F7.11: nor does it wait for a turn of those
-        assert!(begun.elapsed() < Duration::from_millis(5 * 500 + 1_500), "{:?}", begun.elapsed());
-        join(&cluster, 2, aggregated(), json!({})).await
-    };
-    let tiny = async || ask(&cluster, json!({})).await.status.as_u16();
-    let (one, two, three, four, _sim) = tokio::join!(tiny(), tiny(), tiny(), tiny(), others);
-    assert_eq!([one, two, three, four], [200; 4]);
-    cluster.at_rest().await.unwrap();
 }
 
 #[tokio::test]

@@ -179,6 +179,7 @@ pub(super) fn queue_rules(settings: &Configured) -> QueueRules {
         max_inflight,
         preempt,
         models: models.iter().map(|(name, model)| (ModelName::new(name), bounds(model))).collect(),
+        waiting_models: settings.models.values().filter(|model| model.wait_for_workers.is_some()).count(),
         input_weight,
         output_weight,
         tenants: listed

@@ -122,7 +122,7 @@ fn in_vain(state: &State, request: &Request, limit: Duration, snapshot: &Snapsho
 
 fn too_many_wait(model: &ModelName) -> ApiError {
     ApiError::TooManyWait(format!(
-        "waiting for a worker of the model `{model}`: as many requests wait for workers as may (half of queue.limit and \
-         of queue.bytes, or queue.models.NAME.limit); retry after the time in `retry-after`"
+        "waiting for a worker of the model `{model}`: as many requests wait for workers as may (its part of half of \
+         queue.limit and queue.bytes, or queue.models.NAME.limit); retry after the time in `retry-after`"
     ))
 }

@@ -38,6 +38,9 @@ pub struct QueueRules {
     pub preempt: bool,
     /// Bounds of single models, besides those of all.
     pub models: BTreeMap<ModelName, ModelBounds>,
+    /// Number of models whose requests wait while no worker can serve them. They share what is for these
+    /// requests.
+    pub waiting_models: usize,
     /// Weight of an input token.
     pub input_weight: f64,
     /// Weight of an output token.
@@ -95,6 +98,7 @@ impl Default for QueueRules {
             max_inflight: 0,
             preempt: false,
             models: BTreeMap::new(),
+            waiting_models: 0,
             input_weight: 1.0,
             output_weight: 2.0,
             tenants: HashMap::new(),

@@ -25,11 +25,18 @@ type Rank = (Reverse<i64>, i64, u64);
 
 #[derive(Debug, Default)]
 pub(super) struct WorkerWaits {
-    /// Number of requests with a place, by model.
-    held: BTreeMap<ModelName, usize>,
+    /// Places of requests, by model.
+    held: BTreeMap<ModelName, Held>,
     bytes: usize,
     /// Those of them that nothing has woken.
     asleep: BTreeMap<ModelName, BTreeMap<Rank, Arc<Notify>>>,
+}
+
+/// Requests of a model that have a place, and the bytes of their bodies.
+#[derive(Clone, Copy, Debug, Default)]
+struct Held {
+    requests: usize,
+    bytes: usize,
 }
 
 /// The wait of a request for a worker that can serve its model. It has a place in the queue, and dropping it
@@ -56,7 +63,7 @@ impl AdmissionQueue {
     ) -> Option<Box<WorkerWait>> {
         let AdmissionRequest { model, request, bytes, .. } = *admission_request;
         let mut inner = self.inner.lock();
-        if !inner.has_room(admission_request) || !inner.worker_waits.has_room(&inner.rules, bytes) {
+        if !inner.has_room(admission_request) || !inner.worker_waits.has_room(&inner.rules, model, bytes) {
             return None;
         }
         let (due_us, _) = admission_request.dues_us(inner.origin, &inner.rules);
@@ -66,7 +73,9 @@ impl AdmissionQueue {
         inner.bytes += bytes;
         inner.tokens += tokens;
         inner.worker_waits.bytes += bytes;
-        *inner.worker_waits.held.entry(model.clone()).or_insert(0) += 1;
+        let held = inner.worker_waits.held.entry(model.clone()).or_default();
+        held.requests += 1;
+        held.bytes += bytes;
         let (since, woken) = (Instant::now(), Arc::default());
         let (queue, model) = (self.clone(), model.clone());
         Some(Box::new(WorkerWait { queue, model, rank, bytes, tokens, since, woken, is_over: false }))
@@ -75,7 +84,8 @@ impl AdmissionQueue {
     /// Returns the number of requests that wait until a worker can serve their model, by model.
     #[must_use]
     pub fn worker_waits(&self) -> BTreeMap<ModelName, usize> {
-        self.inner.lock().worker_waits.held.clone()
+        let inner = self.inner.lock();
+        inner.worker_waits.held.iter().map(|(model, held)| (model.clone(), held.requests)).collect()
     }
 }
 
@@ -83,16 +93,22 @@ impl WorkerWaits {
     /// Number of requests, of a model or of all.
     pub(super) fn count(&self, model: Option<&ModelName>) -> usize {
         match model {
-            Some(model) => self.held.get(model).copied().unwrap_or(0),
-            None => self.held.values().sum(),
+            Some(model) => self.held.get(model).map_or(0, |held| held.requests),
+            None => self.held.values().map(|held| held.requests).sum(),
         }
     }
 
-    /// Returns whether their share of the queue has room for another one.
-    fn has_room(&self, rules: &QueueRules, bytes: usize) -> bool {
-        let bytes = self.bytes.checked_add(bytes);
-        self.count(None) < rules.limit.div_ceil(SHARE)
-            && bytes.is_some_and(|sum| sum <= rules.bytes.div_ceil(SHARE))
+    /// Returns whether their share of the queue, and the model's part of it, has room for another one. A
+    /// model without any may have one that is larger than its part of the bytes.
+    fn has_room(&self, rules: &QueueRules, model: &ModelName, bytes: usize) -> bool {
+        let (places, most_bytes) = ((rules.limit / SHARE).max(1), rules.bytes / SHARE);
+        let fits = |sum: usize, most: usize| sum.checked_add(bytes).is_some_and(|sum| sum <= most);
+        if self.count(None) >= places || !fits(self.bytes, most_bytes) {
+            return false;
+        }
+        let models = rules.waiting_models.max(1);
+        let held = self.held.get(model);
+        held.is_none_or(|held| held.requests < places / models && fits(held.bytes, most_bytes / models))
     }
 
     fn sleep(&mut self, wait: &WorkerWait) {
@@ -145,8 +161,9 @@ impl Inner {
         let waits = &mut self.worker_waits;
         waits.bytes -= wait.bytes;
         if let Some(held) = waits.held.get_mut(&wait.model) {
-            *held -= 1;
-            if *held == 0 {
+            held.requests -= 1;
+            held.bytes -= wait.bytes;
+            if held.requests == 0 {
                 waits.held.remove(&wait.model);
             }
         }
@@ -218,7 +235,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn f7_worker_waits_take_half_of_the_queue_and_count_for_its_limits() {
         let models = BTreeMap::from([(ModelName::new("a"), ModelBounds { limit: 1, max_inflight: 0 })]);
-        let queue = AdmissionQueue::new(QueueRules { bytes: 10, models, ..QueueRules::waiting(5) });
+        let queue = AdmissionQueue::new(QueueRules { bytes: 10, models, ..QueueRules::waiting(6) });
         assert!(wait(&queue, "b", 0.0, 6).is_none(), "more than half of the bytes");
         let a = wait(&queue, "a", 0.0, 1);
         // F7.11
@@ -228,13 +245,35 @@ mod tests {
         assert!(wait(&queue, "b", 0.0, 1).is_none(), "half of the places");
         assert_eq!((queue.waiting(), queue.waiting_bytes()), (0, 3));
         assert!(park(&queue, "a").is_none());
-        let others = [park(&queue, "c"), park(&queue, "c")];
+        let others = [park(&queue, "c"), park(&queue, "c"), park(&queue, "c")];
         // F7.11
         assert!(others.iter().all(Option::is_some) && park(&queue, "c").is_none(), "the rest is left");
         drop(others);
         drop(a);
         assert_eq!(queue.worker_waits(), BTreeMap::from([(ModelName::new("b"), 2)]));
         assert!(park(&queue, "a").is_some());
+    }
+
+    #[test]
+    fn f7_worker_waits_of_each_model_have_their_part_of_the_share() {
+        let rules = QueueRules { bytes: 80, waiting_models: 2, ..QueueRules::waiting(9) };
+        let queue = AdmissionQueue::new(rules);
+        let a = [wait(&queue, "a", 0.0, 1).unwrap(), wait(&queue, "a", 0.0, 1).unwrap()];
+        // F7.11
+        assert!(wait(&queue, "a", 0.0, 1).is_none(), "two of the four places");
+        let large = wait(&queue, "b", 0.0, 30);
+        // F7.11
+        assert!(large.is_some(), "the first one may be larger than the part of its model");
+        assert!(wait(&queue, "b", 0.0, 1).is_none(), "its bytes");
+        drop(large);
+        let _b = [wait(&queue, "b", 0.0, 1).unwrap(), wait(&queue, "b", 0.0, 1).unwrap()];
+        drop(a);
+        // With more models than places, each may have one.
+        let queue = AdmissionQueue::new(QueueRules { waiting_models: 9, ..QueueRules::waiting(4) });
+        let a = wait(&queue, "a", 0.0, 1);
+        assert!(a.is_some() && wait(&queue, "a", 0.0, 1).is_none());
+        let b = wait(&queue, "b", 0.0, 1);
+        assert!(b.is_some() && wait(&queue, "c", 0.0, 1).is_none());
     }
 
     #[tokio::test(start_paused = true)]
