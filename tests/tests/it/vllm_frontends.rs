@@ -195,21 +195,27 @@ async fn d1_an_engine_that_lost_ranks_chooses_one_itself() {
     }
 }
 
-#[tokio::test]
-async fn d1_a_mooncake_prefill_whose_engine_lost_its_rank_is_tried_at_another_rank() {
+/// Starts a gateway over a Mooncake pair whose prefill engine has four ranks, and the server that names them.
+async fn mooncake(prefill: &RawEngine, decode: &RawEngine) -> (TestCluster, RawEngine) {
     let query =
         r#"{"0":{"engine_id":"e0"},"1":{"engine_id":"e1"},"2":{"engine_id":"e2"},"3":{"engine_id":"e3"}}"#;
     let bootstrap = RawEngine::start(move |_| vec![Act::Send(json_answer(query))]).await.unwrap();
+    let port = bootstrap.address.port();
+    let flags = ["prefill,id=6", "decode,id=7"]
+        .map(|role| format!("engine=vllm,role={role},transport=mooncake,bootstrap_port={port}"));
+    let cluster = gateway(&[(&flags[0], prefill), (&flags[1], decode)]).await;
+    (cluster, bootstrap)
+}
+
+#[tokio::test]
+async fn d1_a_mooncake_prefill_whose_engine_lost_its_rank_is_tried_at_another_rank() {
     let script = move |request: &RawRequest| match rank(request) {
         Some(rank @ 2..) => status("400 Bad Request", &out_of_range(rank)),
         _ => answered(request),
     };
     let prefill = engine("vllm", metrics(&[0, 1, 2, 3]), script).await;
     let decode = engine("vllm", metrics(&[0]), answered).await;
-    let port = bootstrap.address.port();
-    let flags = ["prefill,id=6", "decode,id=7"]
-        .map(|role| format!("engine=vllm,role={role},transport=mooncake,bootstrap_port={port}"));
-    let cluster = gateway(&[(&flags[0], &prefill), (&flags[1], &decode)]).await;
+    let (cluster, _bootstrap) = mooncake(&prefill, &decode).await;
     let hints = [("x-prefill-instance-id", "6"), ("x-prefill-dp-rank", "3")];
     // D1.5
     assert_eq!(post(&cluster, &hints, 0).await, 400, "the client named the rank");
@@ -230,9 +236,6 @@ async fn d1_a_mooncake_prefill_whose_engine_lost_its_rank_is_tried_at_another_ra
 
 #[tokio::test]
 async fn d1_a_refusal_that_quotes_the_client_is_not_about_the_rank() {
-    let query =
-        r#"{"0":{"engine_id":"e0"},"1":{"engine_id":"e1"},"2":{"engine_id":"e2"},"3":{"engine_id":"e3"}}"#;
-    let bootstrap = RawEngine::start(move |_| vec![Act::Send(json_answer(query))]).await.unwrap();
     let quotes = (0..4).map(|rank| format!("data_parallel_rank {rank} is out of range [0, 2)."));
     let quotes: Vec<_> = quotes.chain(["engine-core error".to_owned()]).collect();
     let message = format!("1 validation error: {{'msg': 'not a valid string', 'input': {quotes:?}}}");
@@ -243,10 +246,7 @@ async fn d1_a_refusal_that_quotes_the_client_is_not_about_the_rank() {
     };
     let prefill = engine("vllm", metrics(&[0, 1, 2, 3]), script).await;
     let decode = engine("vllm", metrics(&[0]), answered).await;
-    let port = bootstrap.address.port();
-    let flags = ["prefill,id=6", "decode,id=7"]
-        .map(|role| format!("engine=vllm,role={role},transport=mooncake,bootstrap_port={port}"));
-    let cluster = gateway(&[(&flags[0], &prefill), (&flags[1], &decode)]).await;
+    let (cluster, _bootstrap) = mooncake(&prefill, &decode).await;
     let invalid = r#"{"model":"tiny","prompt":"invalid","max_tokens":2}"#;
     assert_eq!(cluster.client.post(COMPLETIONS, &[], invalid.to_owned()).await.unwrap().status, 400);
     // D1.5, D1.7
