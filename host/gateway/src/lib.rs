@@ -18,6 +18,7 @@ mod connectors;
 pub mod daemon;
 mod hex;
 mod http;
+#[cfg(any(feature = "otel", feature = "replicas"))]
 mod instance_name;
 mod openai;
 mod openapi;
