@@ -55,6 +55,7 @@ impl Table {
         }
     }
 
+    #[cfg(feature = "etcd")]
     pub(super) fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
