@@ -67,12 +67,13 @@ mod unread_booking;
 mod whole_answer;
 mod whole_estimate;
 mod worker_outcome;
+pub(crate) mod worker_wait;
 
 use broken_handoff::BrokenHandoff;
 use executor::{Ending, Executor, Reached};
 use leg_run::LegRun;
 use next_event::{Head, Next, Reported};
-pub(crate) use plan::{PlannedRequest, RequestPlan, Unplanned, no_worker_registered, plan, why_no_worker};
+pub(crate) use plan::{PlannedRequest, RequestPlan, Unplanned, no_worker_registered, plan};
 use planned_move::PlannedMove;
 use relay::Answer;
 pub(crate) use respond::{DECISION, tell_decisions};

@@ -5,10 +5,7 @@ use std::sync::Arc;
 
 use pointsman_routing::{CandidateId, RouteError};
 use pointsman_workers::{Leg, PerLeg, WorkerId};
-use tokio::{
-    sync::futures::OwnedNotified,
-    time::{Duration, Instant},
-};
+use tokio::time::{Duration, Instant};
 
 use crate::{
     admission_queue::{Admission, AdmissionQueue, AdmissionRequest, Admit, Place, WorkerWait},
@@ -17,17 +14,10 @@ use crate::{
 };
 
 mod handoff;
+mod waiting;
 
 use handoff::CommittedHandoff;
-
-/// Why a leg is not routed at once.
-#[derive(Debug)]
-pub enum Waiting {
-    /// A leg failed a moment ago.
-    Pause(Instant, Leg),
-    /// Every eligible worker is busy (F7), until the queue timeout.
-    Queue(Place, Leg, Instant),
-}
+pub use waiting::Waiting;
 
 /// A place in the queue that a request has, and its queue timeout.
 pub type Queued = (Place, Instant);
@@ -204,7 +194,30 @@ impl Attempts {
                 }
                 Some((leg, Some((place, until))))
             }
+            Waiting::Worker(wait, leg, _) => {
+                self.queued = self.parked.map_or(Duration::ZERO, |since| since.elapsed());
+                self.worker_wait = Some(wait);
+                Some((leg, None))
+            }
         }
+    }
+
+    /// Has the request wait for a worker of its model for up to `limit`: none is left. It gives back its
+    /// admission. Returns whether there was room.
+    pub fn wait_for_worker(&mut self, leg: Leg, parking: &Parking<'_>, limit: Duration) -> bool {
+        self.unconfirmed.take().into_iter().for_each(Admission::withdraw);
+        // The place that a wait before gave it.
+        self.worker_wait = None;
+        let Some(wait) = parking.queue.wait_for_worker(&parking.admission_request) else { return false };
+        let now = wait.since();
+        self.parked.get_or_insert(now);
+        self.waits_since.get_or_insert(now);
+        // The workers that failed the request are down. They may serve it when they are up again.
+        self.tried.clear();
+        self.declined.clear();
+        (self.spared, self.suspects) = (None, PerLeg::default());
+        self.waiting = Some(Waiting::Worker(wait, leg, now + limit));
+        true
     }
 
     /// The stream pauses: nothing of its old legs counts, and its rest asks to be admitted.
@@ -352,34 +365,6 @@ impl Attempts {
         place.ask_for_room();
         self.waiting = Some(Waiting::Queue(place, leg, until));
         true
-    }
-}
-
-impl Waiting {
-    /// Resolves when the wait is over.
-    pub async fn over(&self) {
-        match self {
-            Self::Pause(until, _) => tokio::time::sleep_until(*until).await,
-            Self::Queue(place, _, until) => place.turn(*until).await,
-        }
-    }
-
-    /// When the leg is routed again at the latest.
-    #[must_use]
-    pub fn latest(&self) -> Instant {
-        match self {
-            Self::Pause(until, _) => *until,
-            Self::Queue(_, _, until) => Place::retry_at(*until),
-        }
-    }
-
-    /// Resolves when capacity was released for this request; `None` for a pause.
-    #[must_use]
-    pub fn woken(&self) -> Option<OwnedNotified> {
-        match self {
-            Self::Pause(..) => None,
-            Self::Queue(place, ..) => Some(place.woken()),
-        }
     }
 }
 

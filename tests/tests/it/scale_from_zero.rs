@@ -17,6 +17,7 @@ use tokio::{
 };
 use tokio_tungstenite::tungstenite::client::IntoClientRequest as _;
 
+mod last_worker;
 mod shares;
 
 const CHAT: &str = "/v1/chat/completions";

@@ -4,14 +4,14 @@
 use std::sync::Arc;
 
 use pointsman_orchestration::{AdmissionRequest, WorkerWait};
-use pointsman_workers::{ModelName, Snapshot};
+use pointsman_workers::ModelName;
 use tokio::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
 use super::find_model::{check_limits, finds_model};
 use crate::{
     openai::{error::ApiError, request::Request},
-    orchestrate::{availability::has_workers, why_no_worker},
+    orchestrate::{availability::has_workers, worker_wait::waited_in_vain},
     state::State,
     telemetry::account::Account,
     tokenization::routing_request::{TenantLoad, routing_request},
@@ -102,7 +102,7 @@ async fn until_served(
             break Err(ApiError::Deadline);
         }
         if now >= until {
-            break Err(in_vain(state, request, limit, &snapshot));
+            break Err(waited_in_vain(state, request, limit, &snapshot));
         }
     };
     account.stage("workers", wait.since());
@@ -110,14 +110,6 @@ async fn until_served(
         account.queued(wait.elapsed());
     }
     served.map(|()| wait)
-}
-
-fn in_vain(state: &State, request: &Request, limit: Duration, snapshot: &Snapshot) -> ApiError {
-    let (model, why) = (&request.model, why_no_worker(state, request, snapshot));
-    ApiError::NoWorker(format!(
-        "waiting for a worker of the model `{model}`: none could serve it within {limit:?}, the limit of \
-         models.NAME.wait_for_workers: {why}; retry after the time in `retry-after`"
-    ))
 }
 
 fn too_many_wait(model: &ModelName) -> ApiError {

@@ -45,6 +45,9 @@ impl Drive {
 
     /// Routes the leg whose wait is over.
     pub(super) fn route_again(&mut self) {
+        if self.waits_for_worker() {
+            return;
+        }
         match self.attempts.resume() {
             Some((leg, place)) if self.attempts.is_paused() => self.try_to_end_pause(leg, place),
             Some((leg, place)) => self.route(leg, place),
@@ -162,6 +165,10 @@ impl Drive {
         if self.planned_for(leg).is_some() {
             return self.plan_refused(place, begun);
         }
+        let place = match self.wait_for_worker(leg, &error, place) {
+            Ok(()) => return,
+            Err(place) => place,
+        };
         self.attempts.note_client(!self.legs.only_consumes());
         let state = &self.state;
         let (request, account) = (&self.routing_request, &self.account);

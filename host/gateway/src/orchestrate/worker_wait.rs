@@ -1,0 +1,92 @@
+//! A request waits for a worker of its model when none is left: the last one went while it was in the queue, or
+//! failed it (F7.9).
+
+use pointsman_orchestration::{Event, Queued, Waiting};
+use pointsman_routing::RouteError;
+use pointsman_workers::{Leg, PerLeg, Snapshot};
+use tokio::time::{Duration, Instant};
+
+use super::{Drive, availability::has_workers, plan::why_no_worker, route::parking};
+use crate::{
+    openai::{error::ApiError, request::Request},
+    state::State,
+};
+
+impl Drive {
+    /// Has the request wait for a worker of its model, if none is left and requests of the model wait for one.
+    /// The wait replaces its place in the queue; otherwise it gets its place back.
+    pub(super) fn wait_for_worker(
+        &mut self,
+        leg: Leg,
+        error: &RouteError,
+        place: Option<Queued>,
+    ) -> Result<(), Option<Queued>> {
+        if !matches!(error, RouteError::NoWorker { .. }) || self.has_worker() || self.attempts.is_paused() {
+            return Err(place);
+        }
+        let (state, request) = (&self.state, &self.request);
+        let snapshot = state.registry.snapshot();
+        let is_choosy = request.hints.names_worker() || self.routing_request.allowed_workers.is_some();
+        let Some((_, limit)) = state.settings.worker_wait(&request.model, &snapshot).filter(|_| !is_choosy)
+        else {
+            return Err(place);
+        };
+        if state.draining.is_cancelled() || has_workers(request, &snapshot, &state.settings) {
+            return Err(place);
+        }
+        drop(place);
+        let parking = parking(state, request, &self.routing_request, &self.account, leg);
+        if !self.attempts.wait_for_worker(leg, &parking, limit) {
+            return Err(None);
+        }
+        self.account.waits("workers", leg);
+        Ok(())
+    }
+
+    /// Whether a leg has its worker, or a part of the answer was sent.
+    fn has_worker(&self) -> bool {
+        let PerLeg { prefill, answering } = &self.runs;
+        let is_booked = prefill.booking.is_booked() || answering.booking.is_booked() || self.place.is_some();
+        is_booked || self.legs.owes() || self.legs.has_open_handoff() || self.rest.is_some()
+    }
+
+    /// Ends a wait for a worker when a worker can serve the model, the time is over, or the gateway drains.
+    /// Returns whether the request waits on, or failed.
+    pub(super) fn waits_for_worker(&mut self) -> bool {
+        let Some(Waiting::Worker(wait, leg, until)) = self.attempts.waiting() else { return false };
+        let (state, leg) = (&self.state, *leg);
+        self.snapshot = state.registry.snapshot();
+        if has_workers(&self.request, &self.snapshot, &state.settings) {
+            let _ = wait.wake_others();
+            return false;
+        }
+        let cause = if state.draining.is_cancelled() {
+            ApiError::Draining
+        } else if Instant::now() < *until {
+            return true;
+        } else {
+            waited_in_vain(state, &self.request, *until - wait.since(), &self.snapshot)
+        };
+        self.attempts.resume();
+        self.attempts.stop();
+        self.leave_queue();
+        // That an engine failed explains more.
+        self.runs[leg].failure.get_or_insert(cause);
+        self.report(Event::Unroutable);
+        true
+    }
+}
+
+/// Returns the error of a request for which no worker came in time.
+pub(crate) fn waited_in_vain(
+    state: &State,
+    request: &Request,
+    limit: Duration,
+    snapshot: &Snapshot,
+) -> ApiError {
+    let (model, why) = (&request.model, why_no_worker(state, request, snapshot));
+    ApiError::NoWorker(format!(
+        "waiting for a worker of the model `{model}`: none could serve it within {limit:?}, the limit of \
+         models.NAME.wait_for_workers: {why}; retry after the time in `retry-after`"
+    ))
+}
