@@ -161,14 +161,13 @@ impl Drive {
         gives_up
     }
 
-    fn not_routed(&mut self, leg: Leg, error: RouteError, place: Option<Queued>, begun: Instant) {
+    fn not_routed(&mut self, leg: Leg, error: RouteError, mut place: Option<Queued>, begun: Instant) {
         if self.planned_for(leg).is_some() {
             return self.plan_refused(place, begun);
         }
-        let place = match self.wait_for_worker(leg, &error, place) {
-            Ok(()) => return,
-            Err(place) => place,
-        };
+        if self.wait_for_worker(leg, &error, &mut place) {
+            return;
+        }
         self.attempts.note_client(!self.legs.only_consumes());
         let state = &self.state;
         let (request, account) = (&self.routing_request, &self.account);

@@ -14,33 +14,33 @@ use crate::{
 
 impl Drive {
     /// Has the request wait for a worker of its model, if none is left and requests of the model wait for one.
-    /// The wait replaces its place in the queue; otherwise it gets its place back.
+    /// The wait replaces its place in the queue. Returns whether it waits.
     pub(super) fn wait_for_worker(
         &mut self,
         leg: Leg,
         error: &RouteError,
-        place: Option<Queued>,
-    ) -> Result<(), Option<Queued>> {
+        place: &mut Option<Queued>,
+    ) -> bool {
         if !matches!(error, RouteError::NoWorker { .. }) || self.has_worker() || self.attempts.is_paused() {
-            return Err(place);
+            return false;
         }
         let (state, request) = (&self.state, &self.request);
         let snapshot = state.registry.snapshot();
         let is_choosy = request.hints.names_worker() || self.routing_request.allowed_workers.is_some();
         let Some((_, limit)) = state.settings.worker_wait(&request.model, &snapshot).filter(|_| !is_choosy)
         else {
-            return Err(place);
+            return false;
         };
         if state.draining.is_cancelled() || has_workers(request, &snapshot, &state.settings) {
-            return Err(place);
+            return false;
         }
-        drop(place);
+        *place = None;
         let parking = parking(state, request, &self.routing_request, &self.account, leg);
-        if !self.attempts.wait_for_worker(leg, &parking, limit) {
-            return Err(None);
+        let waits = self.attempts.wait_for_worker(leg, &parking, limit);
+        if waits {
+            self.account.waits("workers", leg);
         }
-        self.account.waits("workers", leg);
-        Ok(())
+        waits
     }
 
     /// Whether a leg has its worker, or a part of the answer was sent.
