@@ -260,6 +260,7 @@ fn store(path: &[u8]) -> KvEvent {
         kind: None,
         reused: false,
         locals: None,
+        lacks_tokens: false,
     })
 }
 
@@ -297,6 +298,7 @@ fn hostile(worker: WorkerId, events: &[(u8, Option<u8>, Vec<u8>, Act, u8)]) {
                 kind: None,
                 reused: false,
         locals: None,
+        lacks_tokens: false,
             }),
             Act::Remove(_) | Act::Restart | Act::Prompt(..) => KvEvent::Removed { hashes, tier, group: None },
             Act::Clear => KvEvent::Cleared,

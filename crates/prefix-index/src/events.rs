@@ -3,6 +3,7 @@
 mod decode;
 mod sequence;
 
+pub(crate) use decode::NO_PARENT;
 pub use decode::{Batch, DecodeError, ExtraKey, GroupKind, KvEvent, LocalHashes, Stored, Tier, decode_batch};
 pub use sequence::{Sequencer, Step};
 

@@ -24,6 +24,9 @@ const MAX_PAYLOAD: usize = 16 * 1024 * 1024;
 /// Maximum depth of nested arrays and maps.
 const MAX_DEPTH: usize = 64;
 
+/// Hash that some engines write for "no parent". An empty text and empty bytes are read as it.
+pub(crate) const NO_PARENT: u64 = 0;
+
 /// The events of one engine step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Batch {
@@ -61,11 +64,12 @@ pub enum KvEvent {
 pub struct Stored {
     /// Engine hashes, one per block. Opaque.
     pub hashes: Vec<u64>,
-    /// Engine hash of the block before the first one; `None` if the first one starts a prompt.
+    /// Engine hash of the block before the first one; `None` if the first one starts a prompt. What 0 means
+    /// depends on the engine.
     pub parent: Option<u64>,
     /// Tokens of all blocks, concatenated. Empty if the engine omits them, as it does for offloaded blocks.
     pub token_ids: Vec<u32>,
-    /// Engine's number of tokens per block; 0 if unknown.
+    /// Engine's number of tokens per block, if need be that of tokens per hash; 0 if unknown.
     pub block_size: u32,
     /// Name of the LoRA adapter, or its number as text if the engine sends no name.
     pub lora: Option<String>,
@@ -82,6 +86,8 @@ pub struct Stored {
     /// Local hashes of the index's blocks, which the index computes before its writer gets the event. Then
     /// the tokens may be gone.
     pub locals: Option<LocalHashes>,
+    /// Whether the index dropped its tokens, because it is not known which of them belong to which block.
+    pub lacks_tokens: bool,
 }
 
 /// Local hashes of the tokens of an event.
@@ -115,6 +121,11 @@ impl Stored {
     /// Returns whether the event came with tokens.
     pub(crate) fn has_tokens(&self) -> bool {
         !self.token_ids.is_empty() || self.locals.is_some()
+    }
+
+    /// Returns whether the engine told the tokens of the blocks, also if the index cannot use them.
+    pub(crate) fn told_tokens(&self) -> bool {
+        self.has_tokens() || self.lacks_tokens
     }
 
     /// Returns the number of blocks with tokens.

@@ -1,16 +1,17 @@
 //! Content of one engine's cache, as its KV events report it.
 //!
-//! The engine's own block hashes are opaque. They are kept only to find, at removal, which blocks they stored
-//!. A block that is stored twice has to be removed twice. A block with an unknown parent cannot be
-//! placed and is ignored.
+//! The engine's own block hashes are opaque. They are kept only to find, at removal, which blocks they
+//! stored. A block that is stored twice has to be removed twice. One with an unknown parent is ignored.
 
 #![expect(clippy::indexing_slicing, reason = "tiers are 0, 1 and 2")]
 
 use std::ops::Range;
 
 mod groups;
+mod parents;
 
 use groups::Groups;
+use parents::Parents;
 
 use super::{
     block_positions::Position,
@@ -33,7 +34,8 @@ pub(super) struct EngineCache {
     holders: [Option<u32>; 3],
     runs: Runs,
     groups: Groups,
-    /// A block with an unknown parent was stored.
+    parents: Parents,
+    /// A store with tokens had blocks that could not be placed.
     orphaned: bool,
     names_adapters: bool,
 }
@@ -96,10 +98,8 @@ impl EngineCache {
             None => (None, seed_of(&stored)),
             Some(parent) => match self.runs.find(parent) {
                 Some(at) => (Some(at), self.runs.seed(at)),
-                None if stored.has_tokens() => {
-                    self.orphaned = true;
-                    return stored.hashes.len() as u64;
-                }
+                None if self.parents.is_none(parent) => (None, seed_of(&stored)),
+                None if stored.has_tokens() => return stored.hashes.len() as u64,
                 None => (None, 0),
             },
         };
@@ -273,7 +273,7 @@ impl EngineCache {
         Some(1)
     }
 
-    /// Returns whether a block with an unknown parent was stored since the last call.
+    /// Returns whether blocks with tokens could not be placed since the last call.
     pub(super) fn take_orphaned(&mut self) -> bool {
         std::mem::take(&mut self.orphaned)
     }

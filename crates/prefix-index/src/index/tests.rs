@@ -252,6 +252,7 @@ mod events {
     mod groups;
     mod parts;
     mod ranges;
+    mod unplaced;
 
     const HERE: (WorkerId, DpRank) = (WorkerId(1), DpRank(0));
 

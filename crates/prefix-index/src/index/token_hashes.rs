@@ -22,7 +22,9 @@ pub(super) fn add(batch: &mut Batch, block_size: usize, keeps_tokens: &AtomicBoo
         if stored.locals.is_some() || stored.token_ids.is_empty() {
             continue;
         }
-        if !needs_tokens(stored) || !has_tokens_of_all_blocks(stored) {
+        let needs_tokens = needs_tokens(stored);
+        if !needs_tokens || !has_tokens_of_all_blocks(stored) {
+            stored.lacks_tokens = needs_tokens;
             (stored.token_ids, stored.extra_keys) = (Vec::new(), Vec::new());
             continue;
         }

@@ -238,6 +238,7 @@ impl Writer {
     fn apply(&mut self, candidate: Candidate, mut batch: Batch) {
         let moved = take_moved(&mut batch.events);
         let mut cache = self.candidates.get_or_insert(candidate).cache.take().unwrap_or_default();
+        cache.learn_parents(&batch.events);
         let (recorded, named) = (cache.lacks_followed_group(), cache.names_adapters());
         let mut cleared = false;
         for event in moved.into_iter().chain(batch.events) {
@@ -295,7 +296,7 @@ impl Writer {
         let runs = cache.len();
         let bytes = cache.clear(&mut self.tree);
         self.settle(candidate, &mut cache, runs, bytes);
-        cache.forget_groups();
+        cache.forget_engine();
         cache.take_orphaned();
         self.candidates.get_or_insert(candidate).cache = Some(cache);
         self.candidates.end_gates(candidate, None);

@@ -11,7 +11,7 @@ use serde::{
 };
 
 use super::{
-    ExtraKey, KvEvent, Stored, Tier,
+    ExtraKey, KvEvent, NO_PARENT, Stored, Tier,
     fields::{ExtraKeys, Field, Hash, List, Token},
     group_kind::Named,
     value::{Of, Shape as _, Value},
@@ -165,11 +165,14 @@ impl Fields {
         if let Some(salt) = self.cache_salt {
             add_salt(&mut extra_keys, salt);
         }
+        let tokens = self.tokens.unwrap_or_default();
+        // llm-d-inference-sim writes 0.
+        let given_size = self.block_size.filter(|size| *size > 0);
         KvEvent::Stored(Stored {
+            block_size: given_size.unwrap_or_else(|| tokens_per_hash(tokens.len(), hashes.len())),
             hashes: hashes.into_iter().map(|hash| hash.0).collect(),
             parent: self.parent.map(|hash| hash.0),
-            token_ids: self.tokens.unwrap_or_default().into_iter().map(|token| token.0).collect(),
-            block_size: self.block_size.unwrap_or_default(),
+            token_ids: tokens.into_iter().map(|token| token.0).collect(),
             lora: self.lora_name.or(self.lora_id),
             tier: self.medium.unwrap_or_default(),
             extra_keys,
@@ -177,6 +180,7 @@ impl Fields {
             kind: self.kind.and_then(|kind| kind.group_kind(self.window)),
             reused: self.reused,
             locals: None,
+            lacks_tokens: false,
         })
     }
 
@@ -188,6 +192,7 @@ impl Fields {
             // Engines count adapters from 1.
             (_, Value::Nil) | (Field::LoraId, Value::Unsigned(0) | Value::Text("0")) => {}
             (Field::CacheSalt, Value::Text("")) => {}
+            (Field::Parent, Value::Text("") | Value::Bytes([])) => self.parent = Some(Hash(NO_PARENT)),
             (Field::Parent, hash) => {
                 self.parent = Option::of_scalar(hash);
                 return self.parent.is_some();
@@ -206,6 +211,12 @@ impl Fields {
         }
         true
     }
+}
+
+/// Returns the number of tokens of each block; 0 if it is not a whole one.
+fn tokens_per_hash(tokens: usize, hashes: usize) -> u32 {
+    let size = tokens.checked_div(hashes).filter(|size| size * hashes == tokens);
+    size.and_then(|size| u32::try_from(size).ok()).unwrap_or_default()
 }
 
 /// Adds a request's cache salt, which SGLang gives apart from other keys, to those of its first block.

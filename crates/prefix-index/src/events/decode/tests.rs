@@ -125,6 +125,7 @@ fn h6_both_forms_say_the_same() {
         group: Some(1),
         kind: Some(GroupKind::Full),
         locals: None,
+        lacks_tokens: false,
         reused: false,
     });
     let extra = json!([["fr", ["img", 3]], null]);

@@ -22,7 +22,7 @@ use super::{
         memory::{difference, heap},
         tree::TreeWriter,
     },
-    EngineCache, StoreEffect,
+    EngineCache, Parents, StoreEffect,
 };
 use crate::events::{GroupKind, MAX_BLOCK_SIZE, Stored, Tier};
 
@@ -118,7 +118,10 @@ impl EngineCache {
                     let whole = size.is_multiple_of(block_size).then_some(size / block_size);
                     holders.at_once(stored.tier, u32::try_from(whole.unwrap_or(1).max(1)).unwrap_or(1));
                 }
+                let told_tokens = stored.told_tokens();
                 let orphans = self.store(tree, stored, block_size, |tier| holders.of_tier(tier));
+                // Events of offloaded blocks have no tokens: an earlier event had them.
+                self.orphaned |= told_tokens && orphans > 0;
                 for number in 0..self.groups.sides.len() {
                     self.list(tree, number, &hashes, holders);
                 }
@@ -159,9 +162,10 @@ impl EngineCache {
         difference(self.bytes(), before)
     }
 
-    /// Forgets which groups there are. The engine may come back with another model.
-    pub(in super::super) fn forget_groups(&mut self) {
-        self.groups = Groups::default();
+    /// Forgets which groups there are and how parents are named. The engine may come back with another model
+    /// or version.
+    pub(in super::super) fn forget_engine(&mut self) {
+        (self.groups, self.parents) = (Groups::default(), Parents::default());
     }
 
     fn store_side(

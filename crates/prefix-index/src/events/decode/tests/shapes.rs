@@ -193,3 +193,32 @@ fn h6_a_hash_may_be_text() {
     assert_eq!(removal_of(&[0xa1, b'a']).expect("text"), [xxh3_64(b"a")]);
     removal_of(&[0xa0]).expect_err("empty");
 }
+
+#[test]
+fn h6_a_missing_block_size_is_that_of_the_tokens_of_a_hash() {
+    let size = |changes: Value| stored_with(&changes).block_size;
+    // H6.25
+    assert_eq!([size(json!({"block_size": 0})), size(json!({"block_size": null}))], [2, 2]);
+    assert_eq!(size(json!({"block_size": 4})), 4);
+    // Which tokens belong to which hash is not known.
+    assert_eq!(size(json!({"block_size": 0, "token_ids": [1, 2, 3]})), 0);
+    assert_eq!(size(json!({"block_size": 0, "token_ids": []})), 0);
+    assert_eq!(size(json!({"block_size": 0, "block_hashes": []})), 0);
+    let simulated = json!(["BlockStored", [7, 8], null, [1, 2, 3, 4], 0, null, "GPU", null, null]);
+    let expected = Stored { hashes: vec![7, 8], ..plain() };
+    // H6.25
+    assert_eq!(one(&simulated).expect("a store"), KvEvent::Stored(expected));
+}
+
+#[test]
+fn h6_an_empty_parent_is_a_parent_of_0() {
+    // H6.24
+    assert_eq!(stored_with(&json!({"parent_block_hash": ""})).parent, Some(0));
+    let (before, after) = (
+        b"\x92\x01\x91\x84\xa4type\xabBlockStored\xacblock_hashes\x91\x07\xa9token_ids\x90",
+        b"\xb1parent_block_hash\xc4\x00",
+    );
+    let batch = decode_batch(&[before.as_slice(), after].concat()).expect("a batch");
+    let expected = Stored { hashes: vec![7], parent: Some(0), ..Stored::default() };
+    assert_eq!(batch.events, [KvEvent::Stored(expected)]);
+}
