@@ -19,6 +19,10 @@ use crate::wire::{Header, Kind, MAX_HASHES, MessageWriter, entry_bytes};
 const MAX_CHANGES: usize = 65_536;
 /// Largest number of session bindings that a gateway gets when it joins, and of response bindings.
 const MAX_BINDINGS: usize = 50_000;
+/// Smallest limit of a message for which bookings are cut, bytes.
+pub(crate) const MIN_PAYLOAD: usize = 4 * 1024;
+/// Largest message, bytes, whatever the server takes.
+const MAX_PAYLOAD: usize = 256 * 1024;
 /// Room of a header in a message.
 const HEADER_BYTES: usize = 128;
 
@@ -71,13 +75,13 @@ impl Outbox {
             responses: HashMap::new(),
             header,
             snapshot: 0,
-            limit: 256 * 1024,
+            limit: MAX_PAYLOAD,
         }
     }
 
-    /// Sets the most bytes that the server takes in a message.
+    /// Sets the most bytes that the server takes in a message; at least [`MIN_PAYLOAD`] are used.
     pub fn set_limit(&mut self, max_payload: usize) {
-        self.limit = max_payload.clamp(4 * 1024, 256 * 1024);
+        self.limit = max_payload.clamp(MIN_PAYLOAD, MAX_PAYLOAD);
     }
 
     /// Returns the number of own bookings.

@@ -71,7 +71,7 @@ pub struct StatusView {
     pub connected: bool,
     /// Whether another process uses the name of this gateway.
     pub name_conflict: bool,
-    /// Why it is not connected, or which subjects NATS refuses to its user.
+    /// Why it is not connected, or which subjects or messages NATS does not take.
     pub problem: Option<String>,
     /// Number of this gateway's bookings that the others get.
     pub own_bookings: usize,

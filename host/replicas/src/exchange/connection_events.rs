@@ -13,12 +13,22 @@ use super::{
     link::{Event, Link},
     state::StateLink,
 };
-use crate::status::StateView;
+use crate::{outbox::MIN_PAYLOAD, status::StateView};
 
 /// A connection that lasted longer is replaced without a growing pause.
 const STABLE: Duration = Duration::from_secs(5);
 /// Beginning of the subjects of bookings. Those of the policies' state have another one.
 const SUBJECTS: &str = "pointsman.";
+
+/// Returns what is wrong with the largest message that a server takes.
+fn too_small(max_payload: usize) -> Option<String> {
+    (max_payload < MIN_PAYLOAD).then(|| {
+        format!(
+            "the server takes messages of at most {max_payload} bytes, so that the others miss bookings of this \
+             gateway: set its max_payload to {MIN_PAYLOAD} or more"
+        )
+    })
+}
 
 impl Exchange {
     pub(super) fn on_event(&mut self, event: Event) {
@@ -38,11 +48,15 @@ impl Exchange {
 
     fn on_connected(&mut self, connection: Box<Connection>) {
         tracing::info!(server = connection.server, fleet = self.config.fleet, "connected to NATS");
-        self.outbox.set_limit(connection.client.max_payload());
+        let max_payload = connection.client.max_payload();
+        self.outbox.set_limit(max_payload);
         self.state_link =
             Some(StateLink::start(&self.config, &connection.client, &self.states, &self.status));
         self.link = Link::Up(connection);
-        self.problem = None;
+        self.problem = too_small(max_payload);
+        if let Some(problem) = &self.problem {
+            tracing::warn!(problem, "NATS does not take all messages of this gateway");
+        }
         self.waiting.clear();
         self.waiting_bytes = 0;
         let now = Instant::now();

@@ -106,3 +106,12 @@ async fn q4_a_user_that_the_server_forgets_is_refused_until_it_is_known_again() 
     // Q3.2
     until_connected(&one).await;
 }
+
+#[tokio::test]
+async fn q4_a_server_that_takes_only_short_messages_is_named() {
+    let Some(nats) = Nats::start("max_payload: 1024").await else { return };
+    let one = first(replicas("one", &nats.url())).await;
+    // Q4.10
+    until_problem(&one, "messages of at most 1024 bytes").await;
+    stays_connected(&one).await;
+}
