@@ -62,6 +62,16 @@ impl<'a> PromptBytes<'a> {
         bytes
     }
 
+    /// Reads the bytes of a prompt that is a part of the value of `key`.
+    #[must_use]
+    pub fn of_part(body: &'a JsonBody, key: &str, part: Range<usize>, bytes_per_token: u32) -> Self {
+        let mut bytes = Self::new(bytes_per_token);
+        if let Some(value) = given(body, key).and_then(|value| value.get(..part.end)) {
+            bytes.push(body, key, value.as_bytes(), part.start);
+        }
+        bytes
+    }
+
     /// Reads the bytes of a chat whose messages are the values of `keys`.
     ///
     /// A chat template of the client's comes first, because everything depends on it, then the effort, which

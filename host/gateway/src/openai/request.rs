@@ -1,6 +1,6 @@
 //! A client's request: parsed once from headers and body, and immutable afterwards. Errors name the field.
 
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue};
@@ -17,7 +17,7 @@ use crate::{
     openai::generate,
     openai::hints::{HintTrust, Hints},
     openai::lax::Flag,
-    openai::limits::{MAX_TOKEN_IDS, at_most, check_batch, check_items, check_lists, check_model},
+    openai::limits::{check_batch, check_lists, check_model},
     openai::request_error::{RequestError, read},
     openai::sampling::Sampling,
     openai::trace_context::TraceContext,
@@ -26,6 +26,9 @@ use crate::{
 pub(crate) use crate::openai::endpoint::Endpoint;
 
 mod prompt_use;
+mod shape;
+
+use shape::{is_list_of_prompts, only_prompt, prompts_of, shape_of};
 
 /// Stands in front of the bodies of some clients. Engines skip it.
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
@@ -54,7 +57,7 @@ pub(crate) struct Request {
     pub max_tokens: Option<u32>,
     /// Items of a batch: prompts in a list of prompts, else 1.
     pub prompts: u32,
-    /// Token ids the client sent instead of text, of a single prompt.
+    /// Token ids the client sent instead of text, of a single prompt, also of a list of one.
     pub token_ids: Option<Vec<u32>>,
     /// Routing hints.
     pub hints: Hints,
@@ -238,8 +241,7 @@ impl Request {
     /// The token ids that the client gave [A4]: those of a multimodal prompt, otherwise those for the engine.
     #[must_use]
     pub(crate) fn given_token_ids(&self) -> Option<&[u32]> {
-        let multimodal =
-            self.hints.routing_token_ids.as_deref().filter(|_| !self.prompt_key.ends_with("_embeds"));
+        let multimodal = self.hints.routing_token_ids.as_deref().filter(|_| !self.has_embeds());
         multimodal.or(self.token_ids.as_deref())
     }
 
@@ -255,10 +257,22 @@ impl Request {
         prompt_use::needs_prompt_logprobs(self.endpoint, &self.body)
     }
 
-    /// The raw JSON of the prompt, for tokenizers.
+    /// The raw JSON of the prompt, for tokenizers. That of a list of one prompt is the prompt.
     #[must_use]
     pub(crate) fn prompt(&self) -> &str {
-        self.body.get(self.prompt_key).unwrap_or_default()
+        let value = self.body.get(self.prompt_key).unwrap_or_default();
+        value.get(self.prompt_range()).unwrap_or(value)
+    }
+
+    /// Where the prompt is within the value of its key.
+    fn prompt_range(&self) -> Range<usize> {
+        only_prompt(self.endpoint, &self.body, self.prompt_key)
+    }
+
+    /// Returns whether the prompt is given as embeddings, which no tokenizer makes.
+    #[must_use]
+    pub(crate) fn has_embeds(&self) -> bool {
+        self.prompt_key.ends_with("_embeds")
     }
 
     /// The ends of the messages in the prompt, as far as they are known.
@@ -281,6 +295,8 @@ impl Request {
         let keys = self.preamble.into_iter().chain([self.prompt_key]);
         if self.has_messages() {
             PromptBytes::of_chat(&self.body, keys, bytes_per_token)
+        } else if self.preamble.is_none() {
+            PromptBytes::of_part(&self.body, self.prompt_key, self.prompt_range(), bytes_per_token)
         } else {
             PromptBytes::of_text(&self.body, keys, bytes_per_token)
         }
@@ -307,10 +323,7 @@ impl Request {
     #[must_use]
     pub(crate) fn is_batch(&self) -> bool {
         let prompt = self.body.get(self.prompt_key).unwrap_or_default();
-        let first = first_element(prompt);
-        self.endpoint.takes_batches()
-            && !is_one_of_embeds(self.prompt_key, prompt)
-            && first.is_some_and(|byte| !byte.is_ascii_digit() && byte != b']')
+        self.endpoint.takes_batches() && is_list_of_prompts(self.prompt_key, prompt)
     }
 
     /// Items an engine sees: one for each choice of each prompt.
@@ -339,61 +352,6 @@ pub(crate) fn json_object(body: Bytes) -> Result<JsonBody, RequestError> {
 #[serde(default)]
 struct StreamOptions {
     include_usage: Option<Flag>,
-}
-
-/// Returns the number of prompts under a key, and the token ids of a single prompt that is given as ids.
-///
-/// # Errors
-/// [`RequestError`] when there are too many.
-fn prompts_of(
-    endpoint: Endpoint,
-    body: &JsonBody,
-    key: &'static str,
-    prompt: &str,
-) -> Result<(usize, Option<Vec<u32>>), RequestError> {
-    let elements = body.counts(key).items;
-    if starts_with_a_number(prompt) {
-        at_most(key, "token ids", elements, MAX_TOKEN_IDS)?;
-    }
-    check_items(endpoint, key, elements)?;
-    Ok(shape_of(key, prompt, elements))
-}
-
-/// Returns the number of prompts, and the token ids of a single prompt that is given as ids. `elements` is
-/// the length of the prompt if it is a list.
-fn shape_of(key: &str, prompt: &str, elements: usize) -> (usize, Option<Vec<u32>>) {
-    if is_one_of_embeds(key, prompt) {
-        return (1, None);
-    }
-    match first_element(prompt) {
-        None => (1, None),
-        Some(b']') => (1, Some(Vec::new())),
-        // Each document is a prompt, whether it is a text or an object.
-        Some(_) if key == "documents" => (elements, None),
-        // A chat's messages, which are one prompt however many they are.
-        Some(b'{') => (1, None),
-        Some(b'0'..=b'9') => match serde_json::from_str(prompt) {
-            Ok(ids) => (1, Some(ids)),
-            Err(_) => (elements, None),
-        },
-        // A list of strings, or of token lists.
-        Some(_) => (elements, None),
-    }
-}
-
-/// Returns whether a prompt is one of embeddings, which is a list of a list for each token (SGLang).
-fn is_one_of_embeds(key: &str, prompt: &str) -> bool {
-    let first = || prompt.strip_prefix('[').map(str::trim_ascii_start).and_then(first_element);
-    key == "input_embeds" && first() != Some(b'[')
-}
-
-fn starts_with_a_number(list: &str) -> bool {
-    first_element(list).is_some_and(|byte| byte.is_ascii_digit())
-}
-
-/// The first byte after the opening bracket of a list; `None` when the value is not a list.
-fn first_element(value: &str) -> Option<u8> {
-    value.strip_prefix('[')?.trim_ascii_start().bytes().next()
 }
 
 #[cfg(test)]

@@ -37,6 +37,39 @@ fn a1_prompts_of_every_shape_are_told_apart() {
     assert_eq!(shape("[1,2,3]"), (1, Some(vec![1, 2, 3])));
     assert_eq!(shape(r#"["a","b"]"#), (2, None));
     assert_eq!(shape("[[1],[2],[3]]"), (3, None));
+    // A1.18
+    assert_eq!(shape(r#"["text"]"#), (1, None));
+    assert_eq!(shape(" [ [1, 2] ] "), (1, Some(vec![1, 2])));
+    assert_eq!(shape("[[]]"), (1, Some(Vec::new())));
+    assert_eq!(shape(r#"[["a","b"]]"#), (1, None));
+}
+
+#[test]
+fn a1_a_list_of_one_prompt_is_measured_as_that_prompt() {
+    let of = |endpoint, key: &str, value: &str| {
+        read(endpoint, format!(r#"{{"model":"m","{key}": {value} }}"#)).unwrap()
+    };
+    let text = format!("\"{}\"", "some text, ".repeat(40));
+    let bytes =
+        |request: &Request| request.prompt_bytes(4).parts().flat_map(<[u8]>::to_vec).collect::<Vec<u8>>();
+    for (endpoint, key) in
+        [(Endpoint::Completions, "prompt"), (Endpoint::Generate, "text"), (Endpoint::Embeddings, "input")]
+    {
+        let (one, list) = (of(endpoint, key, &text), of(endpoint, key, &format!("[ {text}\n]")));
+        // A1.18
+        assert_eq!((one.prompt(), bytes(&one)), (list.prompt(), bytes(&list)), "{key}");
+        assert_eq!((list.prompt(), list.tokenized_bytes()), (text.as_str(), text.len()));
+        assert!(list.is_batch() == endpoint.takes_batches() && !one.is_batch(), "engines see a list");
+    }
+    assert_eq!(of(Endpoint::Generate, "input_ids", "[[7,8]]").token_ids, Some(vec![7, 8]));
+    let several = of(Endpoint::Completions, "prompt", r#"["a","b"]"#);
+    assert_eq!((several.prompt(), several.prompts), (r#"["a","b"]"#, 2));
+    let embeds = of(Endpoint::Generate, "input_embeds", "[[[0.5]]]");
+    assert_eq!((embeds.prompt(), &embeds.token_ids), ("[[[0.5]]]", &None));
+    let data = format!("\"data:image/png;base64,{}\"", "iVBORw0KGgoA".repeat(1_000));
+    let cut =
+        [data.clone(), format!("[{data}]")].map(|data| bytes(&of(Endpoint::Completions, "prompt", &data)));
+    assert!(cut[0] == cut[1] && cut[0].len() < data.len(), "inline data is cut short in both");
 }
 
 #[test]
