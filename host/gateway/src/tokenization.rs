@@ -120,12 +120,26 @@ impl Tokens {
             true => request.token_ids.is_some(),
             false => request.given_token_ids().is_some(),
         };
-        let takes_text = request.is_chat() || request.endpoint == Endpoint::Generate;
-        if is_known || !takes_text || request.prompts > 1 {
+        if is_known {
             return None;
         }
         let not_tokenized = |reason| metrics.not_tokenized.get_or_create(&ReasonLabels { reason }).inc();
-        let Some(model) = workers.own_or_parent(&request.model, |model| self.models.get(model)) else {
+        let model = workers.own_or_parent(&request.model, |model| self.models.get(model));
+        let is_encoded =
+            match request.endpoint {
+                Endpoint::ChatCompletions | Endpoint::Completions | Endpoint::Generate => {
+                    if request.prompts > 1 { Err("batch") } else { Ok(()) }
+                }
+                Endpoint::Messages | Endpoint::Responses => Err("endpoint"),
+                _ => return None,
+            };
+        if let Err(reason) = is_encoded {
+            if model.is_some() || MissingTokenizers::has_events(&request.model, workers) {
+                not_tokenized(reason);
+            }
+            return None;
+        }
+        let Some(model) = model else {
             if self.missing.concerns(&request.model, workers) {
                 not_tokenized("no_tokenizer");
             }
@@ -217,6 +231,9 @@ fn encode(
             tokenizer.chat_until(request.prompt(), key, &options, stopped).map_err(kind)
         }
         _ => {
+            if request.has_embeds() {
+                return Err("unsupported");
+            }
             let prompt: String = serde_json::from_str(request.prompt()).map_err(|_| "not_text")?;
             let special = get("add_special_tokens").is_none_or(|value| value != "false");
             if get("truncate_prompt_tokens").is_some_and(|limit| limit != "null") {

@@ -53,6 +53,7 @@ mod engine_facts;
 mod engine_figures;
 mod engine_process;
 mod engine_refusals;
+mod engine_tokens;
 mod engines;
 mod envoy;
 mod error_statuses;

@@ -1,7 +1,7 @@
 //! Token ids from an engine of the model, by vLLM's `POST /tokenize`: for models without a local tokenizer.
 //!
-//! A request waits at most the configured time, the number of concurrent calls is limited, and calls pause
-//! after a failure. An engine that cannot tokenize costs a request its token ids, and no time.
+//! A request waits at most the configured time, and the number of concurrent calls is limited. An engine that
+//! cannot tokenize is left out, and tested again with a question of the gateway's own.
 
 use std::{
     borrow::Cow,
@@ -14,14 +14,16 @@ use std::{
     time::Duration,
 };
 
+use bytes::Bytes;
 use http::{HeaderValue, header};
 use json_splice::JsonBody;
 use parking_lot::Mutex;
-use pointsman_workers::{Candidate, Engine, Leg, ModelName, Registry};
+use pointsman_workers::{Candidate, Engine, Leg, ModelName, Registry, WorkerId};
 use serde::Deserialize;
+use serde_json::json;
 use tokio::{
     sync::Semaphore,
-    time::{Instant, timeout},
+    time::{Instant, timeout, timeout_at},
 };
 
 use crate::{
@@ -29,13 +31,17 @@ use crate::{
         messages::is_text,
         request::{Endpoint, Request},
     },
-    upstream::{Destination, Upstream},
+    upstream::{CallError, Destination, Upstream},
 };
+
+mod left_out;
+
+use left_out::LeftOutEngines;
 
 /// Number of concurrent calls for one model.
 const MAX_CONCURRENT_CALLS: usize = 16;
-/// How long no call is made after a failure.
-const FAILURE_PAUSE: Duration = Duration::from_secs(1);
+/// Prompt of the gateway's own question.
+const TEST_PROMPT: &str = "test";
 /// How prompts of Harmony, the format of gpt-oss, begin: `<|start|>system<|message|>`.
 const HARMONY: [u32; 3] = [200_006, 17_360, 200_008];
 /// Fields besides the messages that the chat template reads; chat and tokenize requests use the same names.
@@ -55,7 +61,7 @@ pub(super) struct EngineTokens {
     registry: Arc<Registry>,
     turns: Semaphore,
     next: AtomicUsize,
-    paused: Mutex<Option<Instant>>,
+    left_out: LeftOutEngines,
     /// Whether the engine writes chats in Harmony. Then `/tokenize` does not write their effort (vLLM 0.33),
     /// or writes them with the template of the model (0.32).
     hides_effort: AtomicBool,
@@ -84,19 +90,20 @@ impl EngineTokens {
             registry,
             turns: Semaphore::new(MAX_CONCURRENT_CALLS),
             next: AtomicUsize::new(0),
-            paused: Mutex::default(),
+            left_out: LeftOutEngines::default(),
             hides_effort: AtomicBool::new(false),
             hashes: RandomState::new(),
             cache: Mutex::new(cache),
         }
     }
 
-    /// Returns the request's token ids, asked for through `upstream` for at most `limit`.
+    /// Returns the request's token ids, asked for through `upstream` for at most `limit`. If an engine has
+    /// none, one other is asked.
     ///
     /// # Errors
     /// A stable label.
     pub(super) async fn of(
-        &self,
+        self: &Arc<Self>,
         request: &Request,
         upstream: &Upstream,
         limit: Duration,
@@ -110,18 +117,8 @@ impl EngineTokens {
         if let Some(known) = self.cache.lock().answers.get(&hash).cloned() {
             return Ok(known.to_vec());
         }
-        if self.paused.lock().is_some_and(|until| Instant::now() < until) {
-            return Err("engine_paused");
-        }
         let Ok(_turn) = self.turns.try_acquire() else { return Err("engine_busy") };
-        let candidate = self.candidate(&request.model).ok_or("no_engine")?;
-        let tokens = match timeout(limit, ask(upstream, &candidate, question)).await {
-            Ok(Some(tokens)) => tokens,
-            outcome => {
-                *self.paused.lock() = Some(Instant::now() + FAILURE_PAUSE);
-                return Err(if outcome.is_ok() { "engine_failed" } else { "engine_slow" });
-            }
-        };
+        let tokens = self.ask_two((&request.model, question.into()), upstream, limit).await?;
         if tokens.starts_with(&HARMONY) {
             self.hides_effort.store(true, Ordering::Relaxed);
             if has_effort {
@@ -132,29 +129,103 @@ impl EngineTokens {
         Ok(tokens)
     }
 
-    /// Chooses a worker that has the endpoint, round robin.
-    fn candidate(&self, model: &ModelName) -> Option<Candidate> {
+    /// Asks an engine and, unless that answers or refuses the question, another one.
+    async fn ask_two(
+        self: &Arc<Self>,
+        (model, question): (&ModelName, Bytes),
+        upstream: &Upstream,
+        limit: Duration,
+    ) -> Result<Vec<u32>, &'static str> {
+        let deadline = Instant::now() + limit;
+        let mut failed: Option<(WorkerId, &'static str)> = None;
+        loop {
+            let candidate = match self.candidate(model, failed.map(|(id, _)| id), (upstream, limit)) {
+                Ok(candidate) => candidate,
+                Err(reason) => return Err(failed.map_or(reason, |(_, reason)| reason)),
+            };
+            let reason = match timeout_at(deadline, ask(upstream, &candidate, question.clone())).await {
+                Ok(Ok(tokens)) => return Ok(tokens),
+                Ok(Err(error)) if is_refusal(&error) => return Err("engine_refused"),
+                Ok(Err(_)) => "engine_failed",
+                Err(_) => "engine_slow",
+            };
+            self.test(model, &candidate, (upstream, limit));
+            if failed.is_some() || Instant::now() >= deadline {
+                return Err(reason);
+            }
+            failed = Some((candidate.worker.id(), reason));
+        }
+    }
+
+    /// Chooses a worker that has the endpoint, round robin, other than `failed`. Tests those that are left
+    /// out, from time to time.
+    ///
+    /// # Errors
+    /// A stable label: there is none.
+    fn candidate(
+        self: &Arc<Self>,
+        model: &ModelName,
+        failed: Option<WorkerId>,
+        test_with: (&Upstream, Duration),
+    ) -> Result<Candidate, &'static str> {
         let snapshot = self.registry.snapshot();
         let able = |candidate: &&Candidate| {
-            candidate.worker.spec().engine == Engine::Vllm && candidate.ineligible().is_none()
+            candidate.worker.spec().engine == Engine::Vllm
+                && candidate.ineligible().is_none()
+                && Some(candidate.worker.id()) != failed
         };
         let all = || {
             let pools = [Leg::Prefill, Leg::Aggregated, Leg::Decode];
             pools.into_iter().flat_map(|leg| snapshot.pool(model, leg)).filter(able)
         };
-        let count = all().count();
-        all().nth(self.next.fetch_add(1, Ordering::Relaxed) % count.max(1)).cloned()
+        let is_left_out = |candidate: &&Candidate| self.left_out.has(&(candidate.worker.id(), model.clone()));
+        if self.left_out.has_any() {
+            all().filter(is_left_out).for_each(|candidate| self.test(model, candidate, test_with));
+        }
+        let count = all().filter(|candidate| !is_left_out(candidate)).count();
+        let number = self.next.fetch_add(1, Ordering::Relaxed) % count.max(1);
+        let chosen = all().filter(|candidate| !is_left_out(candidate)).nth(number);
+        let none = if all().next().is_some() { "engine_paused" } else { "no_engine" };
+        chosen.cloned().ok_or(none)
+    }
+
+    /// Asks an engine the gateway's own question, unless that was done a moment ago, and leaves the engine
+    /// out until it answers. What a client asks does not decide that.
+    fn test(self: &Arc<Self>, model: &ModelName, candidate: &Candidate, with: (&Upstream, Duration)) {
+        let (engine, (upstream, limit)) = ((candidate.worker.id(), model.clone()), with);
+        if !self.left_out.begin_test(&engine, Instant::now()) {
+            return;
+        }
+        let (source, candidate, upstream) = (self.clone(), candidate.clone(), upstream.without_client());
+        #[expect(clippy::disallowed_methods, reason = "it ends within the time limit")]
+        tokio::spawn(async move {
+            let question = json!({ "model": engine.1, "prompt": TEST_PROMPT }).to_string();
+            let failure = match timeout(limit, ask(&upstream, &candidate, question.into())).await {
+                // This host has no room for the call.
+                Ok(Err(CallError::Shortage(_) | CallError::NoRoom(_))) => return,
+                Ok(Err(error)) if !is_refusal(&error) => Some(error.to_string()),
+                Ok(_) => None,
+                Err(_) => Some(format!("no answer within {limit:?}")),
+            };
+            source.left_out.end_test(&engine, failure.as_deref());
+        });
     }
 }
 
-async fn ask(upstream: &Upstream, candidate: &Candidate, question: String) -> Option<Vec<u32>> {
+async fn ask(upstream: &Upstream, candidate: &Candidate, question: Bytes) -> Result<Vec<u32>, CallError> {
     let spec = candidate.worker.spec();
     let key = spec.api_key.as_ref().and_then(|key| HeaderValue::from_str(&format!("Bearer {key}")).ok());
     let headers = key.map(|key| (header::AUTHORIZATION, key)).into_iter().collect();
     let to = Destination::new(spec, "/tokenize");
-    let answer = upstream.whole(&to, &headers, question.into()).await;
-    let answer = answer.inspect_err(|error| tracing::debug!(worker = %spec.id, %error, "no tokens")).ok()?;
-    serde_json::from_slice::<Answer>(answer.body()).ok().map(|answer| answer.tokens)
+    let answer = upstream.whole(&to, &headers, question).await;
+    let answer = answer.inspect_err(|error| tracing::debug!(worker = %spec.id, %error, "no tokens"))?;
+    let read = serde_json::from_slice::<Answer>(answer.body()).map(|answer| answer.tokens);
+    read.map_err(|error| CallError::Protocol(format!("no tokens in the answer: {error}")))
+}
+
+/// Returns whether an error is about the question: the engine works.
+fn is_refusal(error: &CallError) -> bool {
+    matches!(error, CallError::Status { status, .. } if matches!(status.as_u16(), 400 | 413 | 422))
 }
 
 impl Cache {
@@ -182,7 +253,7 @@ fn bytes_of(tokens: &[u32]) -> usize {
 /// The body of `/tokenize` for a request.
 fn question(request: &Request) -> Result<String, &'static str> {
     let get = |key: &str| request.body.get(key);
-    if get("truncate_prompt_tokens").is_some_and(|limit| limit != "null") {
+    if request.has_embeds() || get("truncate_prompt_tokens").is_some_and(|limit| limit != "null") {
         return Err("unsupported");
     }
     // `/tokenize` does not render them.

@@ -14,15 +14,20 @@ const MAX_MODELS: usize = 100;
 pub(super) struct MissingTokenizers(RwLock<HashSet<ModelName>>);
 
 impl MissingTokenizers {
-    /// Returns whether the workers of a model that has no source of tokens have KV events, and warns of the
-    /// first such request. Only the first worker of each role is looked at, because a model may have
-    /// thousands.
-    pub(super) fn concerns(&self, model: &ModelName, workers: &Snapshot) -> bool {
+    /// Returns whether the workers of a model have KV events. Only the first worker of each role is looked
+    /// at, because a model may have thousands.
+    pub(super) fn has_events(model: &ModelName, workers: &Snapshot) -> bool {
         let has_events = |leg| {
             let first = workers.pool(model, leg).first();
             first.is_some_and(|candidate| candidate.worker.spec().kv_events.is_some())
         };
-        if ![Leg::Aggregated, Leg::Prefill, Leg::Decode].into_iter().any(has_events) {
+        [Leg::Aggregated, Leg::Prefill, Leg::Decode].into_iter().any(has_events)
+    }
+
+    /// Returns whether the workers of a model that has no source of tokens have KV events, and warns of the
+    /// first such request.
+    pub(super) fn concerns(&self, model: &ModelName, workers: &Snapshot) -> bool {
+        if !Self::has_events(model, workers) {
             return false;
         }
         let may_warn = {

@@ -45,6 +45,12 @@ impl Upstream {
         Ok(())
     }
 
+    /// Returns a client for the gateway's own requests: no client's gateways are named in them.
+    #[must_use]
+    pub(crate) fn without_client(&self) -> Self {
+        Self { via: None, ..self.clone() }
+    }
+
     pub(super) fn via(&self) -> &Via {
         self.via.as_deref().unwrap_or(&self.pool.context.via)
     }
