@@ -78,8 +78,9 @@ impl Judgement {
         let least = |(_, one): &(&String, &Figures), (_, other): &(&String, &Figures)| {
             mean(&one.ttft_mean).total_cmp(&mean(&other.ttft_mean))
         };
-        let most = |(_, one): &(&String, &Figures), (_, other): &(&String, &Figures)| {
-            mean(&one.goodput).total_cmp(&mean(&other.goodput))
+        // Where several keep the SLO for every request, the fastest of them counts.
+        let most = |one: &(&String, &Figures), other: &(&String, &Figures)| {
+            mean(&one.1.goodput).total_cmp(&mean(&other.1.goodput)).then_with(|| least(other, one))
         };
         let ttft = rivals().min_by(least)?;
         let goodput = rivals().max_by(most)?;
@@ -203,6 +204,14 @@ mod tests {
         assert!(!judged.is_unsure());
         let (worst, figure, rival) = judged.worst();
         assert!((worst - 1.01).abs() < 1e-9 && figure == "TTFT mean" && rival == "fast", "{worst} {figure}");
+    }
+
+    #[test]
+    fn of_rivals_with_equal_goodput_the_fastest_counts() {
+        let arms = [("ours", 100.0), ("fast", 90.0), ("slow", 120.0)];
+        let arms = arms.map(|(name, ttft)| (name.to_owned(), figures(&[ttft; 4], &[5.0; 4])));
+        let judged = Judgement::of(&arms.into_iter().collect(), "ours").unwrap();
+        assert_eq!((judged.ttft.rival.as_str(), judged.goodput.rival.as_str()), ("fast", "fast"));
     }
 
     #[test]

@@ -59,7 +59,8 @@ figures! {
     e2e_p50,
     e2e_p90,
     e2e_p99,
-    /// Requests a second that kept both limits.
+    /// Requests a second that kept both limits, over the time from the first to the last arrival. Without
+    /// such a time, because all requests arrive at once, until the last token.
     goodput,
     /// Share of all requests that kept both limits, 0 to 1.
     slo_share,
@@ -212,7 +213,7 @@ impl RunFigures {
             e2e_p50: of_all(&e2e, 0.5),
             e2e_p90: of_all(&e2e, 0.9),
             e2e_p99: of_all(&e2e, 0.99),
-            goodput: good / result.span.as_secs_f64().max(1e-9),
+            goodput: good / goodput_seconds(result),
             slo_share: slo_share(result, slo),
             hit_rate: hit_rate(result),
             served_share: ended(Ended::Complete) / number(result.outcomes.len().max(1)),
@@ -247,6 +248,15 @@ fn mean_of_some(values: &[f64]) -> f64 {
 /// Returns the number of requests a second, from the first arrival to the last token.
 pub(crate) fn requests_per_s(result: &RunResult) -> f64 {
     number(result.outcomes.len()) / result.span.as_secs_f64().max(1e-9)
+}
+
+/// Returns the time over which goodput counts, seconds. It ends with the last arrival: until the last token,
+/// one long answer at the end would decide the goodput of an arm.
+fn goodput_seconds(result: &RunResult) -> f64 {
+    let arrivals = || result.outcomes.iter().map(|outcome| outcome.at);
+    let first_to_last = arrivals().max().unwrap_or_default() - arrivals().min().unwrap_or_default();
+    let time = if first_to_last.is_zero() { result.span } else { first_to_last };
+    time.as_secs_f64().max(1e-9)
 }
 
 /// Returns the share of all requests that kept both limits, 0 to 1.
@@ -290,4 +300,43 @@ fn ratio((part, all): (u64, u64)) -> f64 {
 #[expect(clippy::cast_precision_loss, reason = "numbers of requests stay far below 2^53")]
 fn number(count: usize) -> f64 {
     count as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use pointsman_workers::Role;
+
+    use super::*;
+    use crate::{
+        arm::Arm,
+        fleet::{EngineGroup, Fleet},
+        run::{RunOptions, run},
+        trace::{Trace, TraceRequest},
+    };
+
+    /// Returns the figures of so many requests that arrive after each other, the last with a longer answer.
+    fn figures(requests: u32, pause: Duration, last_tokens: u32) -> RunFigures {
+        let request = |number: u32| TraceRequest {
+            at: pause * number,
+            input_tokens: 64,
+            output_tokens: if number + 1 == requests { last_tokens } else { 2 },
+            ..TraceRequest::default()
+        };
+        let requests = (0..requests).map(request).collect();
+        let trace = Trace { block_tokens: 64, requests, ..Trace::default() };
+        let engines = vec![EngineGroup::new(Role::Aggregated, 1)];
+        let fleet = Fleet { block_tokens: 64, engines, ..Fleet::default() };
+        let arm = Arm::parse("round-robin").unwrap();
+        RunFigures::of(&run(&arm, &trace, &fleet, RunOptions::default()).unwrap(), Slo::default())
+    }
+
+    #[test]
+    fn o10_10_a_long_last_answer_does_not_change_goodput() {
+        let [short, long] = [2, 3_000].map(|tokens| figures(11, Duration::from_secs(1), tokens));
+        assert!(long.span_s > 1.5 * short.span_s, "{} {}", long.span_s, short.span_s);
+        assert_eq!((short.goodput, long.goodput), (1.1, 1.1));
+        for together in [figures(1, Duration::ZERO, 9), figures(4, Duration::ZERO, 9)] {
+            assert_eq!((together.goodput, together.slo_share), (together.requests_per_s, 1.0));
+        }
+    }
 }
