@@ -1,6 +1,14 @@
 //! The commands `pointsman compare` and `pointsman trace`.
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{
+    io,
+    path::PathBuf,
+    process::ExitCode,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
 
 use clap::{Args, Subcommand, ValueEnum};
 use pointsman_cli::print;
@@ -19,6 +27,7 @@ mod trace_args;
 mod trace_run;
 
 pub use compare::CompareArgs;
+use progress::Progress;
 use trace_args::TraceArgs;
 pub use trace_run::RunArgs;
 
@@ -129,7 +138,12 @@ impl TraceCommand {
             }
             Self::Run(args) => return args.run(),
         };
-        write_file(output, |out| trace.write_mooncake(out))?;
+        let lines: Arc<AtomicU64> = Arc::default();
+        let (written, total) = (Arc::clone(&lines), trace.requests.len() as u64);
+        let name = format!("writing {}", output.display());
+        let shown = Progress::start(move || written.load(Relaxed), total, name, "requests");
+        write_file(output, |out| trace.write_mooncake(CountedLines { out, lines: &lines }))?;
+        drop(shown);
         print_notes(&trace)?;
         let read = trace.format.map_or_else(String::new, |format| format!(", read as {}", format.name()));
         let span = trace.requests.last().map_or(Duration::ZERO, |request| request.at);
@@ -144,6 +158,23 @@ impl TraceCommand {
             trace.endless_cache_hit_rate() * 100.0,
         ))?;
         Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// Counts the lines of a trace, of which each end is a write of its own.
+struct CountedLines<'a, W> {
+    out: W,
+    lines: &'a AtomicU64,
+}
+
+impl<W: io::Write> io::Write for CountedLines<'_, W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.lines.fetch_add(u64::from(bytes == b"\n"), Relaxed);
+        self.out.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
     }
 }
 

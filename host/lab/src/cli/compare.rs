@@ -169,7 +169,7 @@ impl CompareArgs {
         let monitor = Arc::new(Monitor::default());
         progress::stop_on_interrupt(Arc::clone(&monitor));
         let requests = self.requests(&trace, fleets.len());
-        let shown = progress::Progress::start(Arc::clone(&monitor), requests, trace.name.clone());
+        let shown = progress::Progress::of_runs(Arc::clone(&monitor), requests, trace.name.clone());
         let study = self.study(&arms, &trace, &fleets, &monitor);
         drop(shown);
         let study = study?;

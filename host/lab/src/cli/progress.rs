@@ -12,6 +12,9 @@ use tokio::time::Instant;
 
 use crate::monitor::Monitor;
 
+/// Returns how much is done so far.
+type Done = dyn Fn() -> u64 + Send;
+
 /// Exit code of a command that SIGINT ended: 128 plus the number of the signal.
 pub(super) const INTERRUPTED: u8 = 130;
 /// Interval at which the bar on a terminal is drawn.
@@ -19,7 +22,7 @@ const BAR_INTERVAL: Duration = Duration::from_millis(200);
 /// Interval at which a line is written if there is no terminal.
 const LINE_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Shows how many requests have ended: as a bar on a terminal, otherwise as a line now and then.
+/// Shows how much of some work is done: as a bar on a terminal, otherwise as a line now and then.
 #[derive(Debug)]
 pub(super) struct Progress {
     /// Dropped when the work has ended.
@@ -28,14 +31,24 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    /// Starts to show the progress of `total` requests.
-    pub(super) fn start(monitor: Arc<Monitor>, total: u64, name: String) -> Self {
+    /// Starts to show the progress of the runs, which have `total` requests together.
+    pub(super) fn of_runs(monitor: Arc<Monitor>, total: u64, name: String) -> Self {
+        Self::start(move || monitor.requests(), total, name, "requests in all runs")
+    }
+
+    /// Starts to show how much of `total` is done; `unit` says of what.
+    pub(super) fn start(
+        done: impl Fn() -> u64 + Send + 'static,
+        total: u64,
+        name: String,
+        unit: &'static str,
+    ) -> Self {
         let (end, ended) = mpsc::channel::<()>();
         let thread = std::thread::spawn(move || {
             if std::io::stderr().is_terminal() {
-                bar(&monitor, total, name, &ended);
+                bar(&done, total, name, unit, &ended);
             } else {
-                lines(&monitor, total, &name, &ended);
+                lines(&done, total, &name, unit, &ended);
             }
         });
         Self { end: Some(end), thread: Some(thread) }
@@ -56,27 +69,27 @@ fn wait(ended: &mpsc::Receiver<()>, interval: Duration) -> bool {
     ended.recv_timeout(interval) == Err(mpsc::RecvTimeoutError::Timeout)
 }
 
-fn bar(monitor: &Monitor, total: u64, name: String, ended: &mpsc::Receiver<()>) {
-    let style = ProgressStyle::with_template(
-        "{msg} [{bar:40}] {percent} % of {len} requests in all runs ({elapsed}, {eta} left)",
-    );
+fn bar(done: &Done, total: u64, name: String, unit: &str, ended: &mpsc::Receiver<()>) {
+    let style = ProgressStyle::with_template(&format!(
+        "{{msg}} [{{bar:40}}] {{percent}} % of {{len}} {unit} ({{elapsed}}, {{eta}} left)"
+    ));
     let bar = ProgressBar::new(total).with_message(name);
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
     while wait(ended, BAR_INTERVAL) {
-        bar.set_position(monitor.requests().min(total));
+        bar.set_position(done().min(total));
     }
     bar.finish_and_clear();
 }
 
-fn lines(monitor: &Monitor, total: u64, name: &str, ended: &mpsc::Receiver<()>) {
+fn lines(done: &Done, total: u64, name: &str, unit: &str, ended: &mpsc::Receiver<()>) {
     let begun = Instant::now();
     while wait(ended, LINE_INTERVAL) {
-        let over = monitor.requests().min(total);
+        let over = done().min(total);
         let (percent, elapsed) = (over.saturating_mul(100) / total.max(1), begun.elapsed().as_secs());
         let left = elapsed.saturating_mul(total - over) / over.max(1);
         let _ = writeln!(
             std::io::stderr(),
-            "{name}: {percent} % of {total} requests in all runs; {elapsed} s, about {left} s left"
+            "{name}: {percent} % of {total} {unit}; {elapsed} s, about {left} s left"
         );
     }
 }

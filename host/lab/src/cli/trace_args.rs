@@ -1,9 +1,16 @@
 //! Arguments that say how to read a trace, and which of its requests to use.
 
-use std::path::Path;
+use std::{
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
 
 use clap::Args;
 
+use super::progress::Progress;
 use crate::trace::{Trace, TraceFormat};
 
 #[derive(Debug, Args)]
@@ -23,9 +30,17 @@ pub(super) struct TraceArgs {
 }
 
 impl TraceArgs {
-    /// Reads the first `limit` requests of a trace that these arguments select.
+    /// Reads the first `limit` requests of a trace that these arguments select. Shows the progress.
     pub(super) fn read(&self, path: &Path, limit: Option<usize>) -> anyhow::Result<Trace> {
-        let trace = Trace::read(path, self.format, self.trace_block, self.skip_bad)?;
+        let bytes: Arc<AtomicU64> = Arc::default();
+        let done = Arc::clone(&bytes);
+        let total = path.metadata().map_or(0, |file| file.len());
+        let name = format!("reading {}", path.display());
+        // A pipe has no length.
+        let shown = (total > 0).then(|| Progress::start(move || done.load(Relaxed), total, name, "bytes"));
+        let trace = Trace::read_counting(path, self.format, self.trace_block, self.skip_bad, &bytes);
+        drop(shown);
+        let trace = trace?;
         let trace = match &self.model {
             Some(model) => trace.of_model(model).map_err(anyhow::Error::msg)?,
             None => trace,

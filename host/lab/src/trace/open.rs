@@ -4,6 +4,10 @@ use std::{
     fs::File,
     io::{self, BufRead, BufReader, Read, Seek as _},
     path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
 };
 
 /// First bytes of files in the formats of gzip and zstd.
@@ -14,16 +18,20 @@ const MAX_EXPANDED: u64 = 16 * 1024 * 1024 * 1024;
 /// Maximum window of a zstd frame, as a power of two: that of `zstd --ultra -22`.
 const MAX_WINDOW_LOG: u32 = 27;
 
-/// Opens a trace file, and expands it if it is compressed with gzip or zstd.
-pub(super) fn open(path: &Path) -> io::Result<Box<dyn BufRead>> {
+/// Opens a trace file, and expands it if it is compressed with gzip or zstd. `bytes` counts what is read of
+/// the file.
+pub(super) fn open(path: &Path, bytes: &Arc<AtomicU64>) -> io::Result<Box<dyn BufRead>> {
     let mut file = File::open(path)?;
     let mut first = Vec::with_capacity(4);
     file.by_ref().take(4).read_to_end(&mut first)?;
     let is_compressed = first.starts_with(&GZIP) || first.starts_with(&ZSTD);
     // A pipe cannot go back.
-    let input: Box<dyn BufRead> = match file.rewind() {
-        Ok(()) => Box::new(BufReader::new(file)),
-        Err(_) => Box::new(BufReader::new(io::Cursor::new(first.clone()).chain(file))),
+    let can_rewind = file.rewind().is_ok();
+    let file = Counted { file, bytes: Arc::clone(bytes) };
+    let input: Box<dyn BufRead> = if can_rewind {
+        Box::new(BufReader::new(file))
+    } else {
+        Box::new(BufReader::new(io::Cursor::new(first.clone()).chain(file)))
     };
     if !is_compressed {
         return Ok(input);
@@ -36,6 +44,20 @@ pub(super) fn open(path: &Path) -> io::Result<Box<dyn BufRead>> {
         Box::new(decoder)
     };
     Ok(Box::new(BufReader::new(Bounded { expanded, left: MAX_EXPANDED })))
+}
+
+/// Counts the bytes that are read.
+struct Counted {
+    file: File,
+    bytes: Arc<AtomicU64>,
+}
+
+impl Read for Counted {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let read = self.file.read(out)?;
+        self.bytes.fetch_add(read as u64, Relaxed);
+        Ok(read)
+    }
 }
 
 /// Ends with an error, not silently, when a file expands to more than it may.

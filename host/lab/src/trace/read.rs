@@ -3,6 +3,7 @@
 use std::{
     io::{BufRead, Read as _},
     path::Path,
+    sync::{Arc, atomic::AtomicU64},
 };
 
 use crate::arrivals::rate;
@@ -58,8 +59,19 @@ impl Trace {
         block_tokens: Option<u32>,
         skip_bad: bool,
     ) -> Result<Self, TraceError> {
+        Self::read_counting(path, format, block_tokens, skip_bad, &Arc::default())
+    }
+
+    /// Like [`Self::read`]. `bytes` counts the bytes of the file that were read so far.
+    pub(crate) fn read_counting(
+        path: &Path,
+        format: Option<TraceFormat>,
+        block_tokens: Option<u32>,
+        skip_bad: bool,
+        bytes: &Arc<AtomicU64>,
+    ) -> Result<Self, TraceError> {
         let file = path.display().to_string();
-        let opened = open(path).map_err(|error| TraceError::Io { file: file.clone(), error })?;
+        let opened = open(path, bytes).map_err(|error| TraceError::Io { file: file.clone(), error })?;
         let name = path.file_stem().map_or_else(|| file.clone(), |stem| stem.to_string_lossy().into_owned());
         Self::parse(opened, &file, name, format, block_tokens, skip_bad)
     }
