@@ -9,6 +9,7 @@ mod azure;
 mod block_ids;
 mod burst_gpt;
 mod csv;
+mod dropped;
 mod endless_cache;
 mod json;
 mod models;
@@ -21,6 +22,7 @@ mod read;
 mod sessions;
 
 pub use block_ids::BlockIds;
+use dropped::Dropped;
 pub(crate) use endless_cache::endless_cache_hit_rate;
 pub(crate) use order::Order;
 pub use sessions::MAX_TURNS;
@@ -202,6 +204,11 @@ trait ReadLines {
     /// Completes the requests after the last line was read. They are the results of [`ReadLines::line`], in
     /// order.
     fn finish(&mut self, _requests: &mut [TraceRequest]) {}
+
+    /// Returns the fields that the simulation drops, if the reader looks for them.
+    fn dropped(&self) -> Dropped {
+        Dropped::default()
+    }
 
     /// Returns what the lines of later turns have, as far as it is not the format that says so.
     fn turn_form(&self) -> TurnForm {

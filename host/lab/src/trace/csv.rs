@@ -2,7 +2,10 @@
 
 use std::collections::HashMap;
 
-use super::{MAX_TOKENS, ReadLines, TraceRequest};
+use super::{
+    MAX_TOKENS, ReadLines, TraceRequest,
+    dropped::{Dropped, is_dropped},
+};
 
 /// Separators of columns; that of a file is the one that its header has most often.
 const SEPARATORS: [char; 3] = ['\t', ';', ','];
@@ -16,6 +19,7 @@ pub(super) struct Reader {
     needed: &'static [&'static str],
     read: Read,
     header: Option<Header>,
+    dropped: Dropped,
 }
 
 struct Header {
@@ -25,6 +29,8 @@ struct Header {
     columns: usize,
     /// Position of each column, by its name in lower case.
     places: HashMap<String, usize>,
+    /// Names and positions of the columns that the simulation drops.
+    dropped: Vec<(String, usize)>,
 }
 
 /// One line with its header.
@@ -35,7 +41,7 @@ pub(super) struct Row<'a> {
 
 impl Reader {
     pub(super) fn new(needed: &'static [&'static str], read: Read) -> Self {
-        Self { needed, read, header: None }
+        Self { needed, read, header: None, dropped: Dropped::default() }
     }
 }
 
@@ -53,7 +59,14 @@ impl ReadLines for Reader {
         if fields.len() > header.columns {
             return Err(format!("has {} fields; the header has {}", fields.len(), header.columns));
         }
+        for (name, place) in &header.dropped {
+            self.dropped.look_at_column(name, fields.get(*place).map_or("", String::as_str));
+        }
         (self.read)(&Row { header, fields }).map(Some)
+    }
+
+    fn dropped(&self) -> Dropped {
+        self.dropped.clone()
     }
 }
 
@@ -70,7 +83,11 @@ impl Header {
         }
         let missing = needed.iter().find(|name| !places.contains_key(&name.to_lowercase()));
         match missing {
-            None => Ok(Self { text: text.to_owned(), separator, columns: names.len(), places }),
+            None => {
+                let named = || names.iter().enumerate().filter(|(_, name)| is_dropped(name));
+                let dropped = named().map(|(place, name)| (name.clone(), place)).collect();
+                Ok(Self { text: text.to_owned(), separator, columns: names.len(), places, dropped })
+            }
             Some(name) => {
                 Err(format!("the header has no column `{name}`; its columns are `{}`", names.join("`, `")))
             }

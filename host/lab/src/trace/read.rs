@@ -9,7 +9,8 @@ use std::{
 use crate::arrivals::rate;
 
 use super::{
-    MAX_LINE, MAX_S, ReadLines, Trace, TraceError, TraceFormat, TurnForm, mooncake_delta, open::open,
+    MAX_LINE, MAX_S, ReadLines, Trace, TraceError, TraceFormat, TurnForm, dropped::Dropped, mooncake_delta,
+    open::open,
 };
 
 /// Problem of a first line that is of no known format.
@@ -85,9 +86,18 @@ impl Trace {
         skip_bad: bool,
     ) -> Result<Self, TraceError> {
         let trace = Self { name, ..Self::default() };
-        let (unusual, first_problem) = (Unusual::default(), None);
-        let mut parser =
-            Parser { file, format, block_tokens, skip_bad, trace, reader: None, unusual, first_problem };
+        let (unusual, dropped, first_problem) = (Unusual::default(), Dropped::default(), None);
+        let mut parser = Parser {
+            file,
+            format,
+            block_tokens,
+            skip_bad,
+            trace,
+            reader: None,
+            unusual,
+            dropped,
+            first_problem,
+        };
         let mut bytes = Vec::new();
         for line in 1_u64.. {
             bytes.clear();
@@ -136,6 +146,7 @@ struct Parser<'a> {
     trace: Trace,
     reader: Option<(TraceFormat, Box<dyn ReadLines>)>,
     unusual: Unusual,
+    dropped: Dropped,
     /// Number and problem of the first line that was skipped.
     first_problem: Option<(u64, String)>,
 }
@@ -171,6 +182,9 @@ impl Parser<'_> {
                 self.unusual.empty += u64::from(request.output_tokens == 0);
                 request.output_tokens = request.output_tokens.max(1);
                 self.trace.requests.push(request);
+                if let Some(text) = content.filter(|_| !format.is_csv()) {
+                    self.dropped.look_at(text);
+                }
             }
             // Without its header, no line of the file can be read.
             Err(problem) if is_first && format.is_csv() => return unusable(problem),
@@ -198,6 +212,7 @@ impl Parser<'_> {
         };
         reader.finish(&mut trace.requests);
         trace.notes = self.unusual.notes();
+        trace.notes.extend(if format.is_csv() { reader.dropped() } else { self.dropped }.note());
         match reader.turn_form() {
             TurnForm::Addition if self.format.is_none() => {
                 trace.accumulate(&file, self.skip_bad)?;

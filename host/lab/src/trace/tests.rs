@@ -1,5 +1,7 @@
 use super::*;
 
+mod fields;
+
 fn parse(text: &str, skip_bad: bool) -> Result<Trace, TraceError> {
     Trace::parse(text.as_bytes(), "trace", "trace".to_owned(), None, None, skip_bad)
 }
