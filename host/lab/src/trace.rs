@@ -9,6 +9,7 @@ mod azure;
 mod block_ids;
 mod burst_gpt;
 mod csv;
+mod date_time;
 mod dropped;
 mod endless_cache;
 mod json;
@@ -304,6 +305,9 @@ pub(crate) fn parse_line<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, String>
     let value = serde_path_to_error::deserialize(&mut json).map_err(|error| {
         let (path, problem) = (error.path().to_string(), error.inner().to_string());
         let problem = problem.replace(" at line 1 column ", " at column ");
+        if error.inner().is_eof() {
+            return format!("the JSON object is cut off: {problem}");
+        }
         if path == "." { problem } else { format!("`{path}`: {problem}") }
     })?;
     json.end().map_err(|_| "continues after the JSON object".to_owned())?;

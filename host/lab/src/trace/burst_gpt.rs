@@ -1,7 +1,7 @@
 //! BurstGPT, CSV: `Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type`. The second release
 //! also has `Session ID` and `Elapsed time`.
 
-use super::{TraceRequest, csv::Row, sessions::check_id, timestamp_ms};
+use super::{TraceRequest, csv::Row, date_time, sessions::check_id, timestamp_ms};
 
 pub(super) const COLUMNS: [&str; 3] = ["Timestamp", "Request tokens", "Response tokens"];
 
@@ -11,8 +11,12 @@ pub(super) fn request(row: &Row<'_>) -> Result<TraceRequest, String> {
     let session = row.get("Session ID");
     session.map_or(Ok(()), |id| check_id("Session ID", id))?;
     let seconds = at.parse().ok().and_then(|seconds: f64| timestamp_ms("Timestamp", seconds * 1e3).ok());
+    let time = seconds.or_else(|| date_time::since_epoch(at));
+    let example = date_time::EXAMPLE;
+    let problem =
+        || format!("`Timestamp` is \"{at}\"; expected seconds, or a date and time such as {example}");
     Ok(TraceRequest {
-        at: seconds.ok_or_else(|| format!("`Timestamp` is \"{at}\"; expected seconds"))?,
+        at: time.ok_or_else(problem)?,
         input_tokens: row.tokens("Request tokens", 1)?,
         output_tokens: row.tokens("Response tokens", 0)?,
         session: session.map(str::to_owned),

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize, de::IgnoredAny};
 
 use super::{
     ReadLines, Targets, Trace, TraceRequest, check_block_count,
-    json::{or_null, whole_number},
+    json::{milliseconds_or_null, or_null, whole_number},
     milliseconds, parse_line,
     sessions::{SessionId, Sessions, TurnForm},
     timestamp_ms, tokens,
@@ -14,6 +14,7 @@ use super::{
 
 #[derive(Serialize, Deserialize)]
 struct Line {
+    #[serde(default, deserialize_with = "milliseconds_or_null")]
     timestamp: Option<f64>,
     #[serde(deserialize_with = "whole_number")]
     input_length: u64,

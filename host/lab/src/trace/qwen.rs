@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use super::{
     ReadLines, TraceRequest, check_block_count,
-    json::{or_null, whole_number, whole_number_or_null},
+    json::{or_null, seconds, whole_number, whole_number_or_null},
     nominal_time, parse_line,
     sessions::{MAX_TURNS, check_count, next_turn},
     timestamp_ms, tokens,
@@ -25,6 +25,7 @@ struct Line {
     chat_id: i64,
     #[serde(default, deserialize_with = "whole_number_or_null")]
     parent_chat_id: Option<i64>,
+    #[serde(deserialize_with = "seconds")]
     timestamp: f64,
     #[serde(deserialize_with = "whole_number")]
     input_length: u64,

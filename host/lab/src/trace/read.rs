@@ -4,6 +4,7 @@ use std::{
     io::{BufRead, Read as _},
     path::Path,
     sync::{Arc, atomic::AtomicU64},
+    time::Duration,
 };
 
 use crate::arrivals::rate;
@@ -38,6 +39,9 @@ const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 const IMPLAUSIBLE_RATE: f64 = 100.0;
 /// Rate below which they are probably microseconds, requests a second.
 const IMPLAUSIBLY_LOW_RATE: f64 = 0.001;
+/// The year 2000. A trace that begins later counts from the Unix epoch in milliseconds, or has dates: its
+/// unit is in no doubt.
+const CERTAIN_EPOCH: Duration = Duration::from_secs(946_684_800);
 
 /// Numbers of requests with unusual answers.
 #[derive(Default)]
@@ -225,6 +229,7 @@ impl Parser<'_> {
         if trace.skipped > 0 {
             trace.remove_lost_parents();
         }
+        let start = trace.requests.iter().map(|request| request.at).min().unwrap_or_default();
         trace.sort();
         // The times of turns with a `delay` do not come from the file.
         let timed = trace.requests.iter().filter(|request| request.delay.is_none());
@@ -233,7 +238,7 @@ impl Parser<'_> {
             return Err(TraceError::Span { file, days: last / 86_400.0, unit: format.unit() });
         }
         // Sessions that all start together have no rate.
-        if format.unit() == TraceFormat::Mooncake.unit() {
+        if format.unit() == TraceFormat::Mooncake.unit() && start < CERTAIN_EPOCH {
             trace.notes.extend(implausible_rate(count, last));
         }
         Ok(trace)
