@@ -20,7 +20,6 @@ use reqwest::Url;
 use tokio::{
     net::TcpListener,
     sync::{Semaphore, mpsc},
-    task::JoinSet,
     time::{Duration, Instant, timeout},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -28,10 +27,10 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use self::{
     answers::{Answer, Answers},
     assign::{Assigned, How},
-    counts::Counts,
-    engines::{EngineLog, ReadError},
+    counts::{Counts, tell_of_no_copy},
+    engines::{EngineLog, Following, ReadError, in_order},
     finish::{ARMS, Forecast, Reserve, complete, fleet, forecast, write_fleet, write_private},
-    intake::Intake,
+    intake::{Copied, Intake},
     report::Observation,
     request::Measure,
     signals::{end_signal, time_or_signal},
@@ -64,8 +63,6 @@ const END_TIMEOUT: Duration = Duration::from_secs(2);
 /// Number of requests below which nothing is forecast.
 const LEAST_REQUESTS: usize = 20;
 const MIB: usize = 1024 * 1024;
-/// Time without a copy after which the observer warns.
-const FIRST_COPY_TIMEOUT: Duration = Duration::from_secs(30);
 /// Exit code after a signal during the simulation.
 const INTERRUPTED: i32 = 130;
 
@@ -139,6 +136,7 @@ pub(crate) struct ObserveArgs {
 
 /// What was seen until the end.
 struct Seen {
+    /// How long copies were taken.
     seconds: f64,
     counts: Arc<Counts>,
     /// In the order of arrival.
@@ -206,6 +204,7 @@ impl ObserveArgs {
             self.kv_events.len(),
             self.workers.len()
         );
+        ensure!(!self.time.is_zero(), "--for 0s: nothing can be observed in no time; give at least 1s");
         for address in &self.kv_events {
             ensure!(
                 address.starts_with("tcp://"),
@@ -240,11 +239,13 @@ impl ObserveArgs {
         };
         let writer = Writer::new(trace, u64::from(self.max_trace) * MIB as u64, sources)?;
         let (queue, copies) = mpsc::channel(QUEUE_LENGTH);
+        let waiting = queue.downgrade();
         let writing =
             std::thread::Builder::new().name("trace".to_owned()).spawn(move || writer.run(copies))?;
         let (workers, address) = (self.workers.len(), listener.local_addr()?);
         print(&format!("observing: copies to http://{address}, {workers} engines, {:?}\n", self.time))?;
         let answers = Arc::new(Answers::of(&self.workers).await);
+        let opened = Instant::now();
         let intake = Arc::new(Intake {
             answers: Arc::clone(&answers),
             counts: Arc::clone(&counts),
@@ -261,6 +262,9 @@ impl ObserveArgs {
             tasks.spawn(stop.clone().run_until_cancelled_owned(told));
         }
         time_or_signal(self.time).await?;
+        // The writer may need a while for the copies that wait.
+        let seconds = opened.elapsed().as_secs_f64();
+        tell_of_waiting(seconds, &waiting);
         stop.cancel();
         tasks.close();
         let _ = timeout(END_TIMEOUT, tasks.wait()).await;
@@ -271,7 +275,7 @@ impl ObserveArgs {
         written.sort_by_key(|request| request.at);
         let followed = tracker.map(|tracker| tracker.finish()).unwrap_or_default();
         let answers = answers.take();
-        Ok(Seen { seconds: start.elapsed().as_secs_f64(), counts, written, followed, answers, logs })
+        Ok(Seen { seconds, counts, written, followed, answers, logs })
     }
 
     /// Follows the KV events of the engines, if their addresses are known.
@@ -293,7 +297,7 @@ impl ObserveArgs {
         reported: &Arc<Mutex<Reported>>,
         stop: &CancellationToken,
     ) -> anyhow::Result<Following> {
-        let mut following = JoinSet::new();
+        let mut following = Following::new();
         let (first, mut readings) = mpsc::channel(self.workers.len());
         for (place, url) in self.workers.iter().enumerate() {
             let url = url.trim_end_matches('/').to_owned();
@@ -377,23 +381,10 @@ impl ObserveArgs {
     }
 }
 
-/// Tasks that read the engines, each with its engine's position.
-type Following = JoinSet<(usize, anyhow::Result<EngineLog>)>;
-
-/// Returns what the tasks read, in the order of the engines.
-async fn in_order(following: Following) -> anyhow::Result<Vec<EngineLog>> {
-    let mut logs = following.join_all().await;
-    logs.sort_by_key(|(place, _)| *place);
-    logs.into_iter().map(|(_, log)| log).collect()
-}
-
-/// Says after a while that no copy came.
-async fn tell_of_no_copy(counts: Arc<Counts>, address: SocketAddr) {
-    tokio::time::sleep(FIRST_COPY_TIMEOUT).await;
-    if counts.arrived() == 0 {
-        let seconds = FIRST_COPY_TIMEOUT.as_secs();
-        let why =
-            counts.elsewhere().unwrap_or_else(|| format!("does the router send them to http://{address}?"));
-        let _ = print(&format!("warning: no copy of a request came in {seconds} s: {why}\n"));
+/// Says how many copies wait to be measured after an observation of so many seconds, if any do.
+fn tell_of_waiting(seconds: f64, queue: &mpsc::WeakSender<Copied>) {
+    let waiting = queue.upgrade().map_or(0, |queue| queue.max_capacity() - queue.capacity());
+    if waiting > 0 {
+        let _ = print(&format!("observed for {seconds:.0} s; measuring {waiting} copies that wait\n"));
     }
 }

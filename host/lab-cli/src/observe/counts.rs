@@ -2,11 +2,19 @@
 
 use std::{
     collections::BTreeMap,
-    sync::atomic::{AtomicU64, Ordering::Relaxed},
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
 };
 
 use parking_lot::Mutex;
-use pointsman_cli::escaped;
+use pointsman_cli::{escaped, print};
+use tokio::time::Duration;
+
+/// Time without a copy after which the observer warns.
+const FIRST_COPY_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Maximum number of other paths whose requests are counted, and the length of one, characters.
 const MAX_PATHS: usize = 64;
@@ -21,7 +29,7 @@ pub(super) enum Missed {
     TooLarge,
     /// The prompt has more tokens or blocks than a line of a trace may have.
     TooLong,
-    /// The bodies that are being read fill `--max-memory`.
+    /// The bodies that are being read or wait to be measured fill `--max-memory`.
     Memory,
     /// Requests wait to be written, and the queue is full.
     Busy,
@@ -41,7 +49,7 @@ impl Missed {
     pub(super) const ALL: [(Self, &'static str); 9] = [
         (Self::TooLarge, "body above --max-body"),
         (Self::TooLong, "prompt too long for a line of the trace (try a larger --block-tokens)"),
-        (Self::Memory, "bodies above --max-memory together"),
+        (Self::Memory, "bodies above --max-memory together with those that wait to be measured"),
         (Self::Busy, "queue full"),
         (Self::Incomplete, "body incomplete"),
         (Self::Unreadable, "compressed, not JSON, or no prompt"),
@@ -125,5 +133,16 @@ impl Counts {
     pub(super) fn missed(&self) -> Vec<(&'static str, u64)> {
         let counts = Missed::ALL.iter().zip(&self.missed);
         counts.map(|((_, why), count)| (*why, count.load(Relaxed))).filter(|(_, count)| *count > 0).collect()
+    }
+}
+
+/// Says after a while that no copy came.
+pub(super) async fn tell_of_no_copy(counts: Arc<Counts>, address: SocketAddr) {
+    tokio::time::sleep(FIRST_COPY_TIMEOUT).await;
+    if counts.arrived() == 0 {
+        let seconds = FIRST_COPY_TIMEOUT.as_secs();
+        let why =
+            counts.elsewhere().unwrap_or_else(|| format!("does the router send them to http://{address}?"));
+        let _ = print(&format!("warning: no copy of a request came in {seconds} s: {why}\n"));
     }
 }

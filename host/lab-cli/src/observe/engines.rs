@@ -10,6 +10,7 @@ use pointsman_workers::{EngineFacts, probe};
 use reqwest::Client;
 use tokio::{
     sync::mpsc,
+    task::JoinSet,
     time::{Duration, Instant, MissedTickBehavior, interval, timeout},
 };
 use tokio_util::sync::CancellationToken;
@@ -166,6 +167,16 @@ impl EngineLog {
     pub(super) fn ranks(&self) -> u32 {
         self.facts.dp_size.unwrap_or(1).max(1)
     }
+}
+
+/// Tasks that read the engines, each with its engine's position.
+pub(super) type Following = JoinSet<(usize, anyhow::Result<EngineLog>)>;
+
+/// Returns what the tasks read, in the order of the engines.
+pub(super) async fn in_order(following: Following) -> anyhow::Result<Vec<EngineLog>> {
+    let mut logs = following.join_all().await;
+    logs.sort_by_key(|(place, _)| *place);
+    logs.into_iter().map(|(_, log)| log).collect()
 }
 
 fn sum_of(windows: &[(Duration, Window)]) -> Window {

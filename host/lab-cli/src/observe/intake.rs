@@ -35,6 +35,20 @@ pub(super) struct Copied {
     _memory: Option<OwnedSemaphorePermit>,
 }
 
+/// A copy that is arriving. When its connection ends before it has come to an end, it is counted as missed.
+struct Arriving<'a> {
+    counts: &'a Counts,
+    is_open: bool,
+}
+
+impl Drop for Arriving<'_> {
+    fn drop(&mut self) {
+        if self.is_open {
+            self.counts.miss(Missed::Incomplete);
+        }
+    }
+}
+
 /// Bounds of bodies, and where complete ones go.
 #[derive(Debug)]
 pub(super) struct Intake {
@@ -103,6 +117,7 @@ impl Intake {
             let head = self.measure.head(self.start.elapsed(), endpoint, request.headers());
             (self.counts.arrive(), head)
         });
+        let mut arriving = Arriving { counts: &self.counts, is_open: arrived.is_some() };
         let is_readable = is_readable(request.headers());
         let mut body = request.into_body();
         let taken = timeout(BODY_TIMEOUT, async {
@@ -117,6 +132,7 @@ impl Intake {
             taken
         });
         let taken = taken.await.unwrap_or(Err(Missed::Incomplete));
+        arriving.is_open = false;
         let Some((number, arrived)) = arrived else { return };
         match taken {
             Ok(body) => {

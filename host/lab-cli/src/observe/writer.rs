@@ -114,8 +114,8 @@ impl Writer {
     pub(super) fn run(mut self, mut copies: mpsc::Receiver<Copied>) -> Vec<Written> {
         let mut flushed = Instant::now();
         while let Some(copy) = copies.blocking_recv() {
-            let Copied { number, arrived, body, .. } = copy;
-            match self.sources.measure.body(arrived, body, number) {
+            let number = copy.number;
+            match self.measured(copy) {
                 Ok(kept) => self.keep(number, kept),
                 Err(why) => self.sources.counts.miss(why),
             }
@@ -126,6 +126,12 @@ impl Writer {
         }
         self.flush();
         self.written
+    }
+
+    /// Measures a copy, and gives its memory back.
+    fn measured(&self, copy: Copied) -> Result<Kept, Missed> {
+        let Copied { number, arrived, body, .. } = copy;
+        self.sources.measure.body(arrived, body, number)
     }
 
     fn keep(&mut self, number: u64, kept: Kept) {

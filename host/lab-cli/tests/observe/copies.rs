@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use tokio::{io::AsyncWriteExt as _, net::TcpStream, time::Instant};
 
 use super::scene::{LAB, Scene, client, metrics_server};
 
@@ -59,7 +60,35 @@ async fn s5_kv_events_that_do_not_come_are_named() {
     let output = command.arg(scene.dir.path().join("other")).output().unwrap();
     // S5.19
     assert_eq!(output.status.code(), Some(2));
+    let mut command = std::process::Command::new(LAB);
+    command.args(["observe", "--workers", &engine, "--for", "0s", "--out"]);
+    let no_time = command.arg(scene.dir.path().join("other")).output().unwrap();
+    // S5.20
+    assert!(no_time.status.code() == Some(2), "{no_time:?}");
     let text = String::from_utf8(output.stderr).unwrap();
     // S5.19
     assert!(text.contains("--kv-events 127.0.0.1:5557: not the address of KV events"), "{text}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn s5_20_the_time_is_that_of_the_copies_also_when_the_writer_lags() {
+    let engine = metrics_server("vllm:num_requests_running 0\n".to_owned(), Duration::ZERO).await;
+    let begun = Instant::now();
+    let scene = Scene::start(&["--workers", &engine]).await;
+    let body = json!({"prompt": vec![1; 500_000]});
+    for _ in 0..8 {
+        copy(&scene, "/v1/completions", &body).await;
+    }
+    let mut half = TcpStream::connect(("127.0.0.1", scene.port)).await.unwrap();
+    let begin = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 100\r\n\r\n{\"prompt\":";
+    half.write_all(begin).await.unwrap();
+    // The head arrives.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let (printed, seconds) = (scene.dir.path().join("printed"), begun.elapsed().as_secs_f64());
+    let text = scene.observer.end(&printed);
+    let told = text.split("Observed for ").nth(1).and_then(|rest| rest.split(' ').next()).unwrap();
+    // S5.20
+    assert!(told.parse::<f64>().unwrap() <= seconds + 1.0, "{seconds}: {text}");
+    // S5.20
+    assert!(text.contains("9 copies arrived, 8 are in the trace, missed: 1 body incomplete."), "{text}");
 }
