@@ -29,7 +29,7 @@ use self::{
     assign::{Assigned, How},
     counts::{Counts, tell_of_no_copy},
     engines::{EngineLog, Following, ReadError, in_order},
-    finish::{ARMS, Forecast, Reserve, complete, fleet, forecast, write_fleet, write_private},
+    finish::{ARMS, Forecast, Reserve, arms, complete, fleet, forecast, write_fleet, write_private},
     intake::{Copied, Intake},
     report::Observation,
     request::Measure,
@@ -47,6 +47,7 @@ mod engines;
 mod ext_proc;
 mod finish;
 mod intake;
+mod interval;
 mod json_text;
 mod line_file;
 mod listener;
@@ -340,7 +341,7 @@ impl ObserveArgs {
             saved = write_fleet(&self.out.join("fleet.toml"), &fleet, equations);
             // Fails when the terminal went away, and the page matters more.
             let _ = print(&format!("simulating {} requests\n", trace.requests.len()));
-            found = Some(forecast(self, &trace, (&assigned, &seen.logs), (fleet, equations))?);
+            found = Some(forecast(self, &arms(self)?, &trace, (&assigned, &seen.logs), (fleet, equations))?);
             incomplete = warning;
         }
         let observation = Observation {

@@ -10,7 +10,7 @@ use std::{
 use anyhow::Context as _;
 use pointsman_lab::{
     Arm, Comparison, EngineGroup, Fleet, Monitor, Plan, RankBy, RunOptions, RunResult, Slo, Study, Trace,
-    Window, calibrate::fleet_text, compare, fit_windows, run_observed,
+    Window, calibrate::fleet_text, compare, fit_windows, run, run_observed,
 };
 use pointsman_workers::Role;
 
@@ -18,6 +18,7 @@ use super::{
     ObserveArgs,
     assign::Assigned,
     engines::EngineLog,
+    report::best,
     writer::{Written, output_tokens},
 };
 
@@ -44,6 +45,8 @@ pub(super) struct Forecast {
     pub(super) study: Study,
     /// Number of equations of the fitted step time; `None` when it could not be fitted.
     pub(super) equations: Option<usize>,
+    /// A run of the policy with the lowest mean TTFT; `None` when each left requests without an answer.
+    pub(super) best: Option<RunResult>,
 }
 
 impl Forecast {
@@ -186,9 +189,16 @@ fn ranks_of(engines: impl Iterator<Item = u32>, ranks: &[u32]) -> Vec<u32> {
     engines.map(rank).collect()
 }
 
+/// Returns the policies to compare.
+pub(super) fn arms(args: &ObserveArgs) -> anyhow::Result<Vec<Arm>> {
+    let names = ARMS.iter().copied().chain(args.arm.iter().map(String::as_str));
+    Ok(Arm::parse_all(names)?)
+}
+
 /// Simulates what was observed and what each policy would have done.
 pub(super) fn forecast(
     args: &ObserveArgs,
+    arms: &[Arm],
     trace: &Trace,
     (assigned, logs): (&[Assigned], &[EngineLog]),
     (fleet, equations): (Fleet, Option<usize>),
@@ -196,10 +206,8 @@ pub(super) fn forecast(
     let ranks: Vec<u32> = logs.iter().map(EngineLog::ranks).collect();
     let engines: Vec<u32> = ranks_of(assigned.iter().map(|assigned| assigned.engine), &ranks);
     let observed = run_observed(&engines, trace, &fleet)?;
-    let names = ARMS.iter().copied().chain(args.arm.iter().map(String::as_str));
-    let arms = Arm::parse_all(names)?;
     let plan = Plan {
-        arms: &arms,
+        arms,
         trace,
         fleet: &fleet,
         fleet_name: "observed engines",
@@ -211,8 +219,10 @@ pub(super) fn forecast(
         threads: usize::from(args.threads),
     };
     let comparison = compare(&plan, &Monitor::default())?;
+    let best = best(&comparison.arms).and_then(|best| arms.iter().find(|arm| arm.label == best.label));
+    let best = best.map(|arm| run(arm, trace, &fleet, plan.options)).transpose()?;
     let study = Study::new(vec![comparison], Vec::new(), RankBy::default());
-    Ok(Forecast { observed, study, equations })
+    Ok(Forecast { observed, study, equations, best })
 }
 
 #[cfg(test)]

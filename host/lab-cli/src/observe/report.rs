@@ -6,7 +6,7 @@ use pointsman_lab::{ArmReport, Ended, Figure, RankBy, RunResult, Window};
 
 use super::{
     answers::Answer, assign::Assigned, counts::Counts, document::Block, engines::EngineLog, finish::Forecast,
-    tracker::Followed, writer::Written,
+    interval, tracker::Followed, writer::Written,
 };
 
 mod certainty;
@@ -158,40 +158,58 @@ fn policies(blocks: &mut Vec<Block>, forecast: &Forecast) {
     blocks.push(Block::Table(rows));
     blocks.push(Block::Sentence(
         "Every row is simulated on the same trace and the same model of your engines, so that rows can be compared with \
-         each other. ± is half of the 95 % confidence interval over the seeds."
+         each other. ± is half of the 95 % confidence interval over the seeds; it is 0 for a policy \
+         that draws nothing at random."
             .to_owned(),
     ));
 }
 
-/// Says what makes the best policy faster or slower than the observed assignment.
+/// Says whether the best policy is faster or slower than the observed assignment, and why.
 fn reasons(forecast: &Forecast) -> Vec<String> {
     let Some(comparison) = forecast.comparison() else { return Vec::new() };
-    let ranked = |arm: &&ArmReport| RankBy::TtftMean.of(&arm.figures).is_some();
-    let Some(best) = by_ttft(&comparison.arms).into_iter().find(ranked) else {
+    let Some(best) = best(&comparison.arms) else {
         return vec![
             "Each policy left requests without an answer, so that their mean TTFTs cannot be compared."
                 .to_owned(),
         ];
     };
+    if comparison.engines < 2 {
+        return vec!["There is one engine: every policy sends each request to it.".to_owned()];
+    }
     let own = Means::forecast(&forecast.observed);
     let by = change(best.figures.ttft_mean.mean, own.ttft_ms);
-    let noise = best.figures.ttft_mean.plus_minus.unwrap_or(0.0);
-    if (best.figures.ttft_mean.mean - own.ttft_ms).abs() <= noise || by.abs() < 1.0 {
+    let half = half_interval(forecast, &best.figures.ttft_mean);
+    let sure =
+        half.filter(|half| (best.figures.ttft_mean.mean - own.ttft_ms).abs() > *half && by.abs() >= 1.0);
+    let plus_minus = half.map_or_else(
+        || "too few requests tell how sure that is".to_owned(),
+        |half| format!("99 % interval: ±{:.1} % of your router's", 100.0 * ratio(half, own.ttft_ms)),
+    );
+    if sure.is_none() {
         return vec![format!(
-            "No policy is faster than your router by more than noise: the best, {}, changes the mean TTFT by {by:+.1} %.",
+            "No difference was found: the policy with the shortest mean TTFT, {}, changes it by {by:+.1} % \
+             ({plus_minus}). The same choices in another order, or other requests of the same kind, may change as much.",
             best.label
         )];
     }
     if by > 0.0 {
         return vec![format!(
-            "Your router's own choices are the best: the nearest policy, {}, has a mean TTFT that is {by:.1} % longer.",
+            "Your router's own choices are the best: the nearest policy, {}, has a mean TTFT that is {by:.1} % longer \
+             ({plus_minus}).",
             best.label
         )];
     }
     let mut told = vec![format!(
-        "{} has a mean TTFT that is {:.1} % shorter than that of your router.",
+        "{} has a mean TTFT that is {:.1} % shorter than that of your router ({plus_minus}).",
         best.label, -by
     )];
+    told.extend(causes(best, &own, forecast.observed.imbalance));
+    told
+}
+
+/// Says in what the best policy differs from the observed assignment.
+fn causes(best: &ArmReport, own: &Means, own_imbalance: f64) -> Vec<String> {
+    let mut told = Vec::new();
     let (hits, imbalance) = (best.figures.hit_rate.mean, best.figures.imbalance.mean);
     let computed = change(1.0 - hits, 1.0 - own.hit_rate);
     if computed < -NOTABLE_PERCENT {
@@ -203,14 +221,13 @@ fn reasons(forecast: &Forecast) -> Vec<String> {
             -computed
         ));
     }
-    if change(imbalance, forecast.observed.imbalance) < -NOTABLE_PERCENT {
+    if change(imbalance, own_imbalance) < -NOTABLE_PERCENT {
         told.push(format!(
             "It spreads the load more evenly: the busiest engine has {imbalance:.2} times the mean number of requests \
-             instead of {:.2} times.",
-            forecast.observed.imbalance
+             instead of {own_imbalance:.2} times."
         ));
     }
-    if told.len() == 1 {
+    if told.is_empty() {
         told.push(
             "Neither its hit rate nor its balance differs much: what differs is which requests wait for each other. The \
              comparison below lists the decisions that cost and saved most."
@@ -218,6 +235,13 @@ fn reasons(forecast: &Forecast) -> Vec<String> {
         );
     }
     told
+}
+
+/// Returns half the width of the interval of the difference between the best policy and the router. It covers
+/// which requests there were, and the seeds.
+fn half_interval(forecast: &Forecast, ttft_mean: &Figure) -> Option<f64> {
+    let half = interval::of_ttft(forecast.best.as_ref()?, &forecast.observed)?;
+    Some(half.hypot(ttft_mean.plus_minus.unwrap_or(0.0)))
 }
 
 /// Warns when the simulated router finds fewer tokens in caches than the real one did: some engines are
@@ -233,6 +257,11 @@ fn guess_warning(seen: &Observation<'_>, forecast: &Forecast) -> Option<Block> {
             certainty::to_know_engines(seen)
         ))
     })
+}
+
+/// Returns the arm with the lowest mean TTFT among those that answered each request.
+pub(super) fn best(arms: &[ArmReport]) -> Option<&ArmReport> {
+    by_ttft(arms).into_iter().find(|arm| RankBy::TtftMean.of(&arm.figures).is_some())
 }
 
 /// Returns the arms by their mean TTFT. Those that left requests without an answer come last.
@@ -278,3 +307,6 @@ fn ratio(part: f64, whole: f64) -> f64 {
 fn number(count: usize) -> f64 {
     f64::from(u32::try_from(count).unwrap_or(u32::MAX))
 }
+
+#[cfg(test)]
+mod tests;
