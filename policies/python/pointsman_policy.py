@@ -109,7 +109,7 @@ FACTS = {
             "engine-queue", "load-age-ms", "topology-distance", "lora-loaded", "session-bound", "ttft-ewma-us",
             "itl-ewma-us", "error-ppm", "local-prefill", "max-concurrency", "prefill-us-per-ktoken",
             "engine-running-known", "engine-queue-known", "kv-usage-known", "program-tokens",
-            "running-program-tokens", "label-is/<key>=<value>", "taint-is/<name>",
+            "running-program-tokens", "prefix-requests", "label-is/<key>=<value>", "taint-is/<name>",
         ],
         "f32": [
             "kv-usage", "taint-preference", "label-number/<key>",

@@ -38,7 +38,7 @@ pub(crate) const FLAGS: [&str; 10] = [
 pub(crate) const WITH_KNOWN: [&str; 3] = ["engine-running", "engine-queue", "kv-usage"];
 
 /// Facts that can be absent, with the value that stands for it.
-pub(crate) const ABSENT: [(&str, u32); 33] = [
+pub(crate) const ABSENT: [(&str, u32); 34] = [
     ("n", 1),
     ("max-tokens", 0),
     ("expected-output-tokens", 0),
@@ -72,10 +72,11 @@ pub(crate) const ABSENT: [(&str, u32); 33] = [
     ("prefill-us-per-ktoken", 0),
     ("program-tokens", 0),
     ("running-program-tokens", 0),
+    ("prefix-requests", 0),
 ];
 
 /// Facts of load: an idle worker has 0, whatever the deployment.
-pub(crate) const LOAD: [&str; 10] = [
+pub(crate) const LOAD: [&str; 11] = [
     "active-requests",
     "active-prefill-tokens",
     "engine-running",
@@ -86,6 +87,7 @@ pub(crate) const LOAD: [&str; 10] = [
     "kv-usage-known",
     "error-ppm",
     "running-program-tokens",
+    "prefix-requests",
 ];
 
 /// Functions with their arguments, for messages.

@@ -205,6 +205,7 @@ impl<'a> DecisionFacts<'a> {
                 Some(column) => self.take(column, rows, out),
                 None => self.read(rows, out, |load| load.active_prefill_tokens()),
             },
+            F::PrefixRequests => self.take(self.inputs.like_column(), rows, out),
             F::DecodeBlocks => self.take(self.inputs.after_admission_column(), rows, out),
             F::TotalBlocks => {
                 let size = request.block_size;

@@ -172,6 +172,8 @@ facts! {
         ProgramTokens = "program-tokens": U32,
         /// The same of all running programs together.
         RunningProgramTokens = "running-program-tokens": U32,
+        /// Requests booked here that begin with as much of this prompt as a worker has cached.
+        PrefixRequests = "prefix-requests": U32,
     }
 }
 

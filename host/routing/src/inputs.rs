@@ -2,8 +2,8 @@
 //! blocks after admission, cached blocks. Read once for each decision, so that every policy of the slot, the
 //! shadow and the receipt see the same values.
 
-use pointsman_workers::Pool;
-use prefix_index::{Overlaps, PrefixIndex};
+use pointsman_workers::{Candidate, Pool};
+use prefix_index::{Overlaps, Prefix, PrefixIndex};
 
 use crate::{
     config::RouterConfig,
@@ -22,6 +22,8 @@ pub(crate) struct Inputs {
     overlaps: Overlaps,
     load: Load,
     after_admission: Vec<u32>,
+    /// Requests that are booked with much of the same prompt.
+    like: Vec<u32>,
     /// Numbers of cached blocks on device, in host memory and on disk.
     cached: [Vec<u32>; 3],
     /// Rows of `cached` that may not be 0.
@@ -46,10 +48,12 @@ pub(crate) struct Needs {
     pub(crate) load: bool,
     pub(crate) cached: bool,
     pub(crate) after_admission: bool,
+    pub(crate) like: bool,
 }
 
 impl Needs {
-    pub(crate) const ALL: Self = Self { load: true, cached: true, after_admission: true };
+    /// What the native cost needs.
+    pub(crate) const COST: Self = Self { load: true, cached: true, after_admission: true, like: false };
 
     pub(crate) fn of(wants: &Wants) -> Self {
         let mut needs = Self::default();
@@ -61,6 +65,7 @@ impl Needs {
                     | WorkerFact::CachedBlocksDisk,
                 ) => needs.cached = true,
                 WorkerColumn::Fact(WorkerFact::DecodeBlocks) => needs.after_admission = true,
+                WorkerColumn::Fact(WorkerFact::PrefixRequests) => needs.like = true,
                 WorkerColumn::Fact(WorkerFact::ActiveRequests | WorkerFact::ActivePrefillTokens) => {
                     needs.load = true;
                 }
@@ -73,7 +78,7 @@ impl Needs {
     /// The inputs that a program needs.
     pub(crate) fn of_program(program: &Program) -> Self {
         match program {
-            Program::Native(NativeMode::Kv) => Self::ALL,
+            Program::Native(NativeMode::Kv) => Self::COST,
             Program::Native(NativeMode::LeastLoaded) => Self { load: true, ..Self::default() },
             Program::DecodeOverride(_) => Self::default(),
             _ => program
@@ -88,6 +93,7 @@ impl Needs {
             load: self.load || other.load,
             cached: self.cached || other.cached,
             after_admission: self.after_admission || other.after_admission,
+            like: self.like || other.like,
         }
     }
 }
@@ -112,28 +118,55 @@ impl Inputs {
             let new = query.request.request_blocks();
             self.after_admission.clear();
             self.after_admission.extend(self.load.blocks.iter().map(|blocks| blocks.saturating_add(new)));
-            if config.assume_kv_reuse {
-                self.share(query, pool, rows);
-            }
         }
-        if needs.cached {
+        if needs.like {
+            self.computed.cached = true;
+            self.like.clear();
+            self.like.resize(pool.len(), 0);
+        }
+        if needs.cached || needs.like {
             self.look_up(query, pool, index);
+        }
+        if needs.like || (needs.after_admission && config.assume_kv_reuse) {
+            self.share(query, config, pool, rows);
         }
     }
 
-    /// Counts blocks that the request shares with booked ones once, where it shares any (G).
-    fn share(&mut self, query: &Query<'_>, pool: &Pool, rows: &[u32]) {
+    /// Counts blocks that the request shares with booked ones once, where it shares any (G), and the requests
+    /// that share them.
+    fn share(&mut self, query: &Query<'_>, config: &RouterConfig, pool: &Pool, rows: &[u32]) {
         let request = query.request;
         let first = request.prefix.hashes().first().filter(|_| !request.skips_cache);
         let Some(first) = first else { return };
-        let blocks = &mut self.after_admission;
+        let last = self.last_cached(&request.prefix).filter(|_| self.computed.like);
+        let Self { computed, after_admission, like, .. } = self;
         pool.for_each_booking(rows, *first, |row| {
             let row = row as usize;
-            let Some(candidate) = pool.get(row) else { return };
-            let after =
-                candidate.load().blocks_after_admission(&request.prefix, request.request_blocks(), true);
-            set(blocks, row, after);
+            let Some(load) = pool.get(row).map(Candidate::load) else { return };
+            if computed.after_admission && config.assume_kv_reuse {
+                let after = load.blocks_after_admission(&request.prefix, request.request_blocks(), true);
+                set(after_admission, row, after);
+            }
+            if let Some(last) = last {
+                set(like, row, load.requests_like(&request.prefix, last));
+            }
         });
+    }
+
+    /// Returns the number of the last hash of the prompt that a worker has cached.
+    fn last_cached(&self, prefix: &Prefix) -> Option<usize> {
+        let blocks = self.holders.iter().map(|row| self.cached(*row).iter().sum::<u32>()).max()?;
+        let hashes = u32::try_from(prefix.hashes().len()).unwrap_or(u32::MAX);
+        let (mut low, mut high) = (0, hashes);
+        while low < high {
+            let middle = low.midpoint(high);
+            if prefix.blocks(middle + 1) < blocks {
+                low = middle + 1;
+            } else {
+                high = middle;
+            }
+        }
+        (blocks > 0 && low < hashes).then_some(low as usize)
     }
 
     fn look_up(&mut self, query: &Query<'_>, pool: &Pool, index: &PrefixIndex) {
@@ -225,6 +258,11 @@ impl Inputs {
     pub(crate) fn cached(&self, row: u32) -> [u32; 3] {
         let blocks = |column: &Vec<u32>| column.get(row as usize).copied().unwrap_or(0);
         if self.computed.cached { self.cached.each_ref().map(blocks) } else { [0; 3] }
+    }
+
+    /// Requests booked with much of the same prompt.
+    pub(crate) fn like_column(&self) -> &[u32] {
+        if self.computed.like { &self.like } else { &[] }
     }
 
     /// Cached blocks of one tier.

@@ -179,6 +179,15 @@ impl RankLoad {
         view.decode_blocks().saturating_add(new)
     }
 
+    /// Returns the number of booked requests whose prompts begin with the blocks of this one up to `last`.
+    #[must_use]
+    pub fn requests_like(&self, prefix: &Prefix, last: usize) -> u32 {
+        if self.view().named_blocks() == 0 {
+            return 0;
+        }
+        self.blocks.lock().bookings(prefix.hashes(), last)
+    }
+
     /// Adds the time from sending a leg to its first token, in which the worker computed `new_tokens` prompt
     /// tokens.
     fn observe_first_token(&self, took: Duration, new_tokens: u32) {

@@ -13,6 +13,9 @@ const SLOWNESS: (f32, f32) = (0.25, 4.0);
 /// and others' old, requests would gather where the queue is not known yet.
 const LONGEST_AGE_MS: f32 = 1_000.0;
 
+/// Number of a request's lives for which a copy of a prompt is expected to stay in a cache.
+const COPY_LIFE: f32 = 8.0;
+
 /// Settings of the operator.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
@@ -116,6 +119,8 @@ pub(crate) struct Columns<'a> {
     pub(crate) queue: &'a [u32],
     /// Age of what the engine said, milliseconds.
     pub(crate) age: &'a [u32],
+    /// Active requests with much of the same prompt.
+    pub(crate) like: &'a [u32],
 }
 
 impl Settings {
@@ -158,24 +163,62 @@ impl Settings {
 
     fn add_prefill(&self, prompt: &Prompt, columns: &Columns<'_>, costs: &mut [f32]) {
         let [device, host, disk] = columns.cached;
-        let cached = device.iter().zip(host).zip(disk);
-        let rows = columns.waiting.iter().zip(columns.requests).zip(cached);
-        for (cost, ((waiting, requests), ((device, host), disk))) in costs.iter_mut().zip(rows) {
+        let own = device.iter().zip(host).zip(disk).map(|((device, host), disk)| {
             let cached = prompt.credits[0] * single(*device)
                 + prompt.credits[1] * single(*host)
                 + prompt.credits[2] * single(*disk);
             let new = prompt.tokens - cached * prompt.block;
             // The last token is always computed.
-            let own = if new > 1.0 { new } else { 1.0 };
+            if new > 1.0 { new } else { 1.0 }
+        });
+        let own: Vec<f32> = own.collect();
+        let rows = columns.waiting.iter().zip(columns.requests);
+        for (cost, (waiting, requests)) in costs.iter_mut().zip(rows) {
             let step = if *waiting > 0 { self.step_tokens } else { 0.0 };
-            let requests = single(*requests);
-            *cost += prompt.load_scale
-                * (single(*waiting)
-                    + step
-                    + own * (1.0 + self.delayed_weight * requests)
-                    + self.shared_weight * prompt.length * requests * prompt.tokens);
+            let shared = self.shared_weight * prompt.length * single(*requests) * prompt.tokens;
+            *cost += prompt.load_scale * (single(*waiting) + step + shared);
+        }
+        self.add_own(prompt, columns, &own, costs);
+    }
+
+    /// Adds what each worker computes of the prompt, `own`, to the costs of its load. A further copy of what a
+    /// worker has saves something while the workers that have it carry more load than the others: the requests
+    /// that share it and will find it there. It saves at most what it costs.
+    fn add_own(&self, prompt: &Prompt, columns: &Columns<'_>, own: &[f32], costs: &mut [f32]) {
+        // Whole numbers can be added in any order, so that the compiler adds several at once.
+        let like: u64 = columns.like.iter().map(|requests| u64::from(*requests)).sum();
+        let least = smallest(own.iter().copied());
+        let half = (least + prompt.tokens) / 2.0;
+        let copies: u32 = own.iter().map(|own| u32::from(*own < half)).sum();
+        let (mut each, mut load, mut above) = (0.0, 0.0, 0.0);
+        if like > 0 && copies > 0 {
+            each = COPY_LIFE * mean(like, copies + 1);
+            let of_copies = costs.iter().zip(own);
+            load = smallest(of_copies.map(|(cost, own)| if *own < half { *cost } else { f32::MAX }));
+            above = load - average(costs);
+        }
+        for ((cost, own), requests) in costs.iter_mut().zip(own).zip(columns.requests) {
+            let delays = prompt.load_scale * (1.0 + self.delayed_weight * single(*requests));
+            let less = load - *cost;
+            let less = if less < above { less } else { above };
+            let saved = if less > 0.0 { each * less } else { 0.0 };
+            let again = (own - least) * delays;
+            *cost += own * delays - if saved < again { saved } else { again };
         }
     }
+}
+
+fn smallest(values: impl Iterator<Item = f32>) -> f32 {
+    values.fold(f32::MAX, |least, value| if value < least { value } else { least })
+}
+
+/// Returns the mean of the costs, which are not empty. Adds eight at once.
+fn average(costs: &[f32]) -> f32 {
+    let mut sums = [0.0; 8];
+    for eight in costs.chunks(8) {
+        sums.iter_mut().zip(eight).for_each(|(sum, cost)| *sum += cost);
+    }
+    sums.iter().sum::<f32>() / single(u32::try_from(costs.len()).unwrap_or(u32::MAX))
 }
 
 /// Multiplies each cost by the worker's measured time relative to the mean of those measured, of which
@@ -279,7 +322,7 @@ mod tests {
             let mut column = || -> Vec<u32> { (0..8).map(|_| (rng.bits() >> 32) as u32).collect() };
             let (waiting, context, requests, measured) = (column(), column(), column(), column());
             let cached = [column(), column(), column()];
-            let (running, queue, age) = (column(), column(), column());
+            let (running, queue, age, like) = (column(), column(), column(), column());
             let columns = Columns {
                 waiting: &waiting,
                 context: &context,
@@ -288,6 +331,7 @@ mod tests {
                 running: &running,
                 queue: &queue,
                 age: &age,
+                like: &like,
             };
             for settings in [Settings::default(), largest] {
                 let tokens = single(waiting[0]);

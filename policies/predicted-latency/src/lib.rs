@@ -39,6 +39,7 @@ pub struct PredictedLatency {
     running: Column<u32>,
     queue: Column<u32>,
     age: Column<u32>,
+    like: Column<u32>,
     preference: Column<f32>,
 }
 
@@ -74,6 +75,7 @@ impl Policy for PredictedLatency {
             running: wants.worker(facts::ENGINE_RUNNING),
             queue: wants.worker(facts::ENGINE_QUEUE),
             age: wants.worker(facts::LOAD_AGE_MS),
+            like: wants.worker(facts::PREFIX_REQUESTS),
             preference: wants.worker(facts::TAINT_PREFERENCE),
         })
     }
@@ -151,6 +153,7 @@ impl Scorer for PredictedLatency {
             running: self.running.slice(facts),
             queue: self.queue.slice(facts),
             age: self.age.slice(facts),
+            like: self.like.slice(facts),
         };
         let mut costs = self.settings.costs(&prompt, &columns);
         // A worker that was slow once is measured again.

@@ -206,5 +206,7 @@ table! {
         PROGRAM_TOKENS = "program-tokens": u32,
         /// The same of all running programs together.
         RUNNING_PROGRAM_TOKENS = "running-program-tokens": u32,
+        /// Requests booked here that begin with as much of this prompt as a worker has cached.
+        PREFIX_REQUESTS = "prefix-requests": u32,
     }
 }

@@ -3,5 +3,6 @@
 mod agent_programs;
 mod closed_loop;
 mod gateways;
+mod hot_prompt;
 mod scale_figures;
 mod simulation;

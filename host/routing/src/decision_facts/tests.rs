@@ -122,6 +122,16 @@ fn query<'a>(snapshot: &'a Snapshot, model: &'a ModelName, request: &'a RoutingR
     }
 }
 
+/// Returns the most blocks of the prompt that a worker has cached.
+fn most_cached(query: &Query<'_>, overlaps: &Overlaps) -> u32 {
+    let cached = |candidate: &Candidate| {
+        let held = overlaps.get(candidate.worker_id(), candidate.rank);
+        let device = held.device - held.device % candidate.worker.blocks_at_once(BLOCK);
+        device + held.host + held.disk
+    };
+    query.snapshot.pool(query.model, query.leg).iter().map(cached).max().unwrap_or(0)
+}
+
 /// Returns a fact's value for one candidate, without the columns.
 fn expected(fact: WorkerFact, query: &Query<'_>, candidate: &Candidate, overlaps: &Overlaps) -> u32 {
     use WorkerFact as F;
@@ -161,6 +171,10 @@ fn expected(fact: WorkerFact, query: &Query<'_>, candidate: &Candidate, overlaps
             _ => 0,
         },
         F::RunningProgramTokens => load.view().program_tokens(),
+        F::PrefixRequests => match most_cached(query, overlaps) {
+            0 => 0,
+            blocks => load.requests_like(&request.prefix, blocks as usize - 1),
+        },
     }
 }
 
@@ -171,7 +185,7 @@ fn check(random: &mut SmallRng, pool: &Pool, query: &Query<'_>, index: &PrefixIn
     let all: Vec<u32> = (0..pool.len() as u32).collect();
     let some: Vec<u32> = all.iter().copied().filter(|_| random.random_bool(0.4)).collect();
     for rows in [all, some] {
-        inputs.compute(Needs::ALL, query, &config, pool, &rows, index);
+        inputs.compute(Needs { like: true, ..Needs::COST }, query, &config, pool, &rows, index);
         let facts = DecisionFacts::new(query, config, pool, inputs);
         for fact in WorkerFact::ALL.iter().filter(|fact| **fact != WorkerFact::WorkerId) {
             let mut out = Vec::new();

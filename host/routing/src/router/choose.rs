@@ -101,11 +101,10 @@ impl Router {
         let shadow_generation = slot.shadowing(query.request).filter(|_| compares);
         let explains = purpose == Purpose::Preview && query.explain;
         let always = self.always_recorded(query, purpose);
-        let needs = if query.pin.is_some() || explains || max_rows.is_some() {
-            Needs::ALL
-        } else {
-            Needs::of_program(&generation.program).or(Needs::of(always))
-        };
+        let mut needs = Needs::of_program(&generation.program).or(Needs::of(always));
+        if query.pin.is_some() || explains || max_rows.is_some() {
+            needs = needs.or(Needs::COST);
+        }
         let needs_of = |generation: &Arc<GenerationHandle>| Needs::of_program(&generation.program);
         let needs = needs.or(shadow_generation.map(needs_of).unwrap_or_default());
         inputs.compute(needs, query, &config, pool, rows, &self.index);
@@ -145,7 +144,7 @@ impl Router {
         if let Choice::FallBack { reason, detail } = choice {
             // The fallback ranks by inputs that the policy may not have asked for.
             let all_rows = if shadow_rows.is_empty() { &*rows } else { &*shadow_rows };
-            inputs.compute(Needs::ALL, query, &config, pool, all_rows, &self.index);
+            inputs.compute(needs.or(Needs::COST), query, &config, pool, all_rows, &self.index);
             cached_known = true;
             let facts = DecisionFacts::new(query, config, pool, inputs);
             let mut run =

@@ -59,6 +59,22 @@ impl Booked {
         place
     }
 
+    /// Returns the number of bookings that begin with the hashes up to `last`, at least 1 of them.
+    pub(super) fn bookings(&self, hashes: &[BlockHash], last: usize) -> u32 {
+        let mut place = 0;
+        while let Some(run) = hashes.get(place).and_then(|first| self.runs.get(first)) {
+            let equal = run.equal(hashes.get(place..).unwrap_or_default());
+            place += equal;
+            if last < place {
+                return run.bookings;
+            }
+            if equal < run.end - run.start {
+                break;
+            }
+        }
+        0
+    }
+
     /// Returns whether a prompt is booked whose first block is of the bucket of `first`.
     pub(super) fn books_like(&self, first: BlockHash) -> bool {
         !self.firsts.is_empty() && self.firsts.contains_key(&in_bucket(first))

@@ -33,6 +33,11 @@ impl RankBlocks {
         self.own.shared(hashes).max(self.remote.shared(hashes))
     }
 
+    /// Returns the number of bookings whose prompts begin with the hashes up to `last`.
+    pub(super) fn bookings(&self, hashes: &[BlockHash], last: usize) -> u32 {
+        self.own.bookings(hashes, last).saturating_add(self.remote.bookings(hashes, last))
+    }
+
     pub(super) fn add_own(&mut self, prefix: &Prefix) {
         let new = add(&mut self.own, &self.remote, prefix);
         self.both = self.both.saturating_add(new);
@@ -123,6 +128,10 @@ mod tests {
             only.map(|(_, (_, weight))| weight).sum()
         }
 
+        fn bookings(&self, hash: BlockHash) -> u32 {
+            self.0.iter().filter_map(|side| side.get(&hash)).map(|(count, _)| count).sum()
+        }
+
         fn shared(&self, prefix: &Prefix) -> usize {
             let booked = |block: &&BlockHash| self.0.iter().any(|side| side.contains_key(block));
             prefix.hashes().iter().take_while(booked).count()
@@ -183,6 +192,9 @@ mod tests {
                 prop_assert_eq!(blocks.only_remote(), naive.only_remote());
                 let asked = which.get(&prompts);
                 prop_assert_eq!(blocks.shared(asked.hashes()), naive.shared(asked));
+                for (last, hash) in asked.hashes().iter().enumerate() {
+                    prop_assert_eq!(blocks.bookings(asked.hashes(), last), naive.bookings(*hash));
+                }
             }
         }
 
