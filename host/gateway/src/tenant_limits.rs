@@ -105,19 +105,21 @@ impl TenantLimits {
         Some(Self { rules: Arc::new(rules), used })
     }
 
-    /// Counts a request of a tenant as one in flight. One for an adapter counts for its model, too.
+    /// Counts a request of a tenant as one in flight. One for an adapter counts for its model, too. A request
+    /// that was counted for another model before is counted for the limits that it did not reserve.
     ///
     /// # Errors
     /// [`Exceeded`]: which limit, and when to try again.
-    pub(crate) fn request(
+    pub(crate) fn reserve(
         &self,
+        reservation: &mut Option<Reservation>,
         tenant: Option<u64>,
         model: &ModelName,
         workers: &Snapshot,
-    ) -> Result<Option<Reservation>, Box<Exceeded>> {
+    ) -> Result<(), Box<Exceeded>> {
         let rules = tenant.and_then(|tenant| self.rules.tenants.get(&tenant)).unwrap_or(&self.rules.others);
         if rules.is_empty() {
-            return Ok(None);
+            return Ok(());
         }
         let tenant = tenant.unwrap_or(NO_TENANT);
         let models = std::iter::once(model).chain(workers.parent_of(model));
@@ -125,9 +127,11 @@ impl TenantLimits {
         let of_all = ((tenant, None), rules.all);
         let mut accounts: Vec<(AccountId, Limits)> =
             std::iter::once(of_all).chain(models.filter_map(of_model)).collect();
-        accounts.retain(|(_, limits)| *limits != Limits::default());
+        let before = reservation.as_ref().map_or_else(Default::default, |before| before.accounts.as_slice());
+        let is_reserved = |id: &AccountId| before.iter().any(|(reserved, _)| reserved.1 == id.1);
+        accounts.retain(|(id, limits)| *limits != Limits::default() && !is_reserved(id));
         if accounts.is_empty() {
-            return Ok(None);
+            return Ok(());
         }
         let now = Instant::now();
         let mut used = self.used.lock();
@@ -142,7 +146,9 @@ impl TenantLimits {
             }
         }
         drop(used);
-        Ok(Some(Reservation { limits: self.clone(), accounts, reserved: (0, 0), used: (0, 0) }))
+        let empty = || Reservation { limits: self.clone(), accounts: vec![], reserved: (0, 0), used: (0, 0) };
+        reservation.get_or_insert_with(empty).accounts.extend(accounts);
+        Ok(())
     }
 }
 

@@ -228,3 +228,33 @@ async fn i7_models_are_listed_before_adapters() {
     let message = ask(&cluster, "nope").await.1["error"]["message"].clone();
     assert_eq!(message, "the model `nope` does not exist; use one that is served: org/m, law, own");
 }
+
+#[tokio::test]
+async fn l1_requests_that_waited_for_a_worker_are_within_the_limits_of_the_adapter_that_they_name() {
+    const SECTIONS: &str = "[models.'org/m']\nwait_for_workers = '60s'\n\
+                            [tenants.'*'.models.law]\nrequests_per_minute = 1\n";
+    let more: Config = toml::from_str(SECTIONS).unwrap();
+    let builder = TestClusterBuilder::new().config(|config| {
+        config.queue.limit = 20;
+        (config.models, config.tenants) = (more.models, more.tenants);
+    });
+    let cluster = builder.start().await.unwrap();
+    let body =
+        json!({"model": "org/m", "lora_path": "law", "messages": [{"role": "user", "content": "hello"}]});
+    let mut asked = tokio::task::JoinSet::new();
+    for _ in 0..3 {
+        let (client, body) = (cluster.client.clone(), body.to_string());
+        asked.spawn(async move { client.post(CHAT, &[], body).await.unwrap().status.as_u16() });
+    }
+    cluster.until_counted("pointsman_requests_waiting_for_workers", 3.0).await.unwrap();
+    let engine = engine().await;
+    let worker = json!({"id": 1, "role": "aggregated", "engine": "sglang", "url": format!("http://{}", engine.address)});
+    let reply = cluster.admin.post("/workers", &[], worker.to_string()).await.unwrap();
+    assert_eq!(reply.status, 200, "{reply:?}");
+    let mut statuses = asked.join_all().await;
+    statuses.sort_unstable();
+    // L1.12
+    assert_eq!(statuses, [200, 429, 429]);
+    cluster.at_rest().await.unwrap();
+    assert_eq!(engine.requests().len(), 1);
+}

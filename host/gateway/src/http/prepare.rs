@@ -86,11 +86,10 @@ pub(crate) async fn prepare(
         Err(error) => return Err(Refused::new(account, error)),
     };
     account.set_model(&request.model, &state.registry.snapshot());
-    if let Some(limits) = state.tenant_limits.as_ref().filter(|_| !request.hints.query_only) {
-        match limits.request(caller.tenant_hash(), &request.model, &state.registry.snapshot()) {
-            Ok(reservation) => account.reserved(reservation),
-            Err(exceeded) => return Err(Refused::new(account, ApiError::TenantLimit(exceeded))),
-        }
+    if !request.hints.query_only
+        && let Err(error) = account.reserve(state, caller.tenant_hash(), &request.model)
+    {
+        return Err(Refused::new(account, error));
     }
     let for_worker = (&mut request, caller.tenant_hash(), only.is_some());
     let worker_wait = match wait_for_worker(state, for_worker, &mut account, gone).await {

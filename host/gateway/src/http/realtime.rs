@@ -141,12 +141,8 @@ async fn admit(
     let mut parsed = Request::without_body(Endpoint::Realtime, &headers, &model, rules)?;
     find_model(state, &mut parsed).await;
     account.set_model(&parsed.model, &state.registry.snapshot());
-    if let Some(limits) = &state.tenant_limits {
-        // Held by the account until the session ends. Its messages are not counted in tokens.
-        let tenant = caller.tenant_hash();
-        let reserved = limits.request(tenant, &parsed.model, &state.registry.snapshot());
-        account.reserved(reserved.map_err(ApiError::TenantLimit)?);
-    }
+    // Held by the account until the session ends. Its messages are not counted in tokens.
+    account.reserve(state, caller.tenant_hash(), &parsed.model)?;
     // When the client leaves, this future is dropped.
     let (for_worker, gone) = ((&mut parsed, caller.tenant_hash(), false), CancellationToken::new());
     let worker_wait = wait_for_worker(state, for_worker, account, &gone).await?;

@@ -34,8 +34,16 @@ pub(super) async fn wait_for_worker(
     }
     match begin(state, request, tenant, account)? {
         None => Ok(None),
-        // Boxed, because few requests wait here.
-        Some(begun) => Box::pin(until_served(state, request, begun, account, gone)).await.map(Some),
+        Some(begun) => {
+            // Boxed, because few requests wait here.
+            let wait = Box::pin(until_served(state, request, begun, account, gone)).await?;
+            // A worker that joined may have told which adapter the request names.
+            let reserved = account.reserve(state, tenant, &request.model);
+            if reserved.is_err() {
+                account.queued(wait.elapsed());
+            }
+            reserved.map(|()| Some(wait))
+        }
     }
 }
 

@@ -3,10 +3,12 @@
 use http::HeaderMap;
 use pointsman_orchestration::{Admission, estimated_output};
 use pointsman_routing::RoutingRequest;
+use pointsman_workers::ModelName;
 
 use super::Account;
 use crate::{
-    budget::Share, openai::rate_limit::Exceeded, openai::request::Endpoint, tenant_limits::Reservation,
+    budget::Share, openai::error::ApiError, openai::rate_limit::Exceeded, openai::request::Endpoint,
+    state::State, tenant_limits::Reservation,
 };
 
 /// The parts of a request in the queue and in its tenant's limits.
@@ -36,9 +38,21 @@ impl Account {
         self.quota.admission = Some(admission);
     }
 
-    /// Keeps a reservation of the tenant's limits until the request ends.
-    pub(crate) fn reserved(&mut self, reservation: Option<Reservation>) {
-        self.quota.reservation = reservation;
+    /// Reserves a part of the tenant's limits until the request ends. If the request's model became another
+    /// one, the limits of that one count, too.
+    ///
+    /// # Errors
+    /// [`ApiError::TenantLimit`]: a limit does not allow the request.
+    pub(crate) fn reserve(
+        &mut self,
+        state: &State,
+        tenant: Option<u64>,
+        model: &ModelName,
+    ) -> Result<(), ApiError> {
+        let Some(limits) = &state.tenant_limits else { return Ok(()) };
+        let workers = state.registry.snapshot();
+        let reserved = limits.reserve(&mut self.quota.reservation, tenant, model, &workers);
+        reserved.map_err(ApiError::TenantLimit)
     }
 
     /// Reserves the tokens that the request may need.
