@@ -97,6 +97,7 @@ mod page;
 mod paused_engines;
 mod picker_garbage;
 mod pins;
+mod pipelined;
 mod policies;
 mod preemption;
 mod prefill_answers;

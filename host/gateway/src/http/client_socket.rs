@@ -1,5 +1,5 @@
-//! A client's socket: notes when requests begin, ends a client that does not read its answer, and lingers
-//! after the last answer so that unread bytes of the client do not turn it into a reset.
+//! A client's socket: notes when requests begin, ends a client that does not read its answer or leaves before
+//! it, and lingers after the last answer so that unread bytes of the client do not turn it into a reset.
 
 use std::{
     io::{self, IoSlice},
@@ -8,8 +8,10 @@ use std::{
     task::{Context, Poll, ready},
 };
 
+use futures_util::FutureExt as _;
+use socket2::SockRef;
 use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
+    io::{AsyncRead, AsyncWrite, Interest, ReadBuf},
     net::TcpStream,
     time::{Duration, Instant, Sleep},
 };
@@ -43,6 +45,10 @@ pub(super) struct ClientSocket {
     state: State,
     /// Whether the next bytes are the first ones, and must not be those of HTTP/2.
     expects_http1: bool,
+    /// Whether the HTTP server waits for bytes, so that it is woken by their end, too.
+    awaits_bytes: bool,
+    /// Whether the kernel may hold bytes of which the runtime no longer says so.
+    has_unread: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,6 +76,8 @@ impl ClientSocket {
             timer: None,
             state: State::Open,
             expects_http1: false,
+            awaits_bytes: false,
+            has_unread: false,
         }
     }
 
@@ -103,6 +111,11 @@ impl ClientSocket {
     /// Records that the bytes read so far belong to the handshake, not to a request.
     pub(super) fn handshake_over(&self) {
         self.connection.written();
+    }
+
+    /// Records whether the HTTP server waits for bytes, so that it is woken by their end, too.
+    pub(super) fn set_awaits_bytes(&mut self, awaits: bool) {
+        self.awaits_bytes = awaits;
     }
 
     /// Records a write of `length` bytes, which are all that wait for the client.
@@ -157,6 +170,47 @@ impl ClientSocket {
         io::Error::new(io::ErrorKind::TimedOut, problem)
     }
 
+    /// Reads bytes.
+    fn poll_receive(&mut self, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if self.has_unread {
+            let room = buffer.initialize_unfilled();
+            match io::Read::read(&mut &*SockRef::from(&self.stream), room) {
+                Ok(read) => {
+                    // Less than fits is all that there was. Later bytes, and the end, are told again.
+                    self.has_unread = read > 0 && read == room.len();
+                    buffer.advance(read);
+                    return Poll::Ready(Ok(()));
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.has_unread = false,
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+        }
+        Pin::new(&mut self.stream).poll_read(cx, buffer)
+    }
+
+    /// Looks whether the client has closed its sending side before it has its answer (I7.6).
+    ///
+    /// While the HTTP server holds bytes behind the request, it does not read. It would therefore never see
+    /// the end of the connection, however long the answer takes. It flushes each time that it is polled, so
+    /// that it asks here.
+    fn look_for_end(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+        if self.awaits_bytes || !self.connection.is_answering() {
+            return Ok(());
+        }
+        while let Poll::Ready(ready) = self.stream.poll_read_ready(cx) {
+            ready?;
+            let ready = self.stream.ready(Interest::READABLE).now_or_never().transpose()?;
+            if ready.is_some_and(|ready| ready.is_read_closed()) {
+                return Err(io::Error::new(io::ErrorKind::ConnectionAborted, "the client left"));
+            }
+            // Only bytes arrived. They stay in the kernel, and what comes next wakes this task.
+            self.has_unread = true;
+            let seen = || Err::<(), _>(io::ErrorKind::WouldBlock.into());
+            let _ = self.stream.try_io(Interest::READABLE, seen);
+        }
+        Ok(())
+    }
+
     fn start_timer(&mut self, until: Instant) {
         match &mut self.timer {
             Some(timer) => timer.as_mut().reset(until),
@@ -176,7 +230,7 @@ impl ClientSocket {
                 return Poll::Ready(());
             }
             let mut buffer = ReadBuf::uninit(&mut space);
-            match ready!(Pin::new(&mut self.stream).poll_read(cx, &mut buffer)) {
+            match ready!(self.poll_receive(cx, &mut buffer)) {
                 Ok(()) if !buffer.filled().is_empty() => {}
                 _ => return Poll::Ready(()),
             }
@@ -191,7 +245,8 @@ impl AsyncRead for ClientSocket {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let before = buffer.filled().len();
-        let outcome = Pin::new(&mut self.stream).poll_read(cx, buffer);
+        let outcome = self.poll_receive(cx, buffer);
+        self.awaits_bytes = outcome.is_pending();
         if buffer.filled().len() > before {
             self.connection.read();
             if std::mem::take(&mut self.expects_http1) {
@@ -219,6 +274,7 @@ impl AsyncWrite for ClientSocket {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.look_for_end(cx)?;
         Pin::new(&mut self.stream).poll_flush(cx)
     }
 

@@ -39,7 +39,12 @@ impl AsyncRead for ClientStream {
     ) -> Poll<io::Result<()>> {
         match &mut *self {
             Self::Plain(socket) => Pin::new(socket).poll_read(cx, buffer),
-            Self::Tls(stream) => Pin::new(stream).poll_read(cx, buffer),
+            Self::Tls(stream) => {
+                let outcome = Pin::new(&mut *stream).poll_read(cx, buffer);
+                // TLS reads the socket until nothing is left, also when it returns bytes.
+                stream.get_mut().0.set_awaits_bytes(outcome.is_pending());
+                outcome
+            }
         }
     }
 }

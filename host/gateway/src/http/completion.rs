@@ -62,6 +62,7 @@ where
         Err(error) => refuse(Refused::new(account, error)),
         Ok(Admitted { body, caller, held }) => {
             account.stage("receive", started);
+            client.iter().for_each(|client| client.set_answering(true));
             account.holds(held);
             let (gone, tracker) = (CancellationToken::new(), state.tracker.clone());
             let received = Received { endpoint, headers: parts.headers, body, caller, account, only: None };

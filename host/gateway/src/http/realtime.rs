@@ -69,6 +69,15 @@ struct Admitted {
 }
 
 pub(super) async fn serve(thread: Extract<DataThread>, request: HttpRequest<Body>) -> Response<Body> {
+    let client = Arrival::of(request.extensions()).client;
+    client.iter().for_each(|client| client.set_answering(true));
+    let response = open(thread, request).await;
+    client.iter().for_each(|client| client.set_answering(false));
+    response
+}
+
+/// Opens a session, or says why it is not opened.
+async fn open(thread: Extract<DataThread>, request: HttpRequest<Body>) -> Response<Body> {
     let (state, mut upstream) = thread.context();
     let (mut parts, _) = request.into_parts();
     let started = Arrival::of(&parts.extensions).first_byte;

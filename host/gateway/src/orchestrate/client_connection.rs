@@ -25,6 +25,8 @@ struct Shared {
     blocked: AtomicBool,
     /// The connection was ended because the client did not read in time.
     too_slow: AtomicBool,
+    /// A request that was read waits, runs, or streams its answer.
+    answering: AtomicBool,
     times: Mutex<Times>,
 }
 
@@ -52,9 +54,20 @@ impl ClientConnection {
     /// Returns when the first byte of a request arrived whose head is complete. Pipelined requests have no
     /// read of their own and count from now. Nothing is known of the new request's deadline yet.
     pub(crate) fn begin_request(&self) -> Instant {
+        self.set_answering(false);
         let mut times = self.0.times.lock();
         times.deadline = None;
         times.first_byte.take().unwrap_or_else(Instant::now)
+    }
+
+    /// Records whether a request that was read waits, runs, or streams its answer.
+    pub(crate) fn set_answering(&self, answering: bool) {
+        self.0.answering.store(answering, Relaxed);
+    }
+
+    /// Whether a client that leaves ends the work for its request.
+    pub(crate) fn is_answering(&self) -> bool {
+        self.0.answering.load(Relaxed)
     }
 
     /// Sets the deadline of the request that is being answered.

@@ -83,8 +83,10 @@ impl Answer {
     /// Sets the connection that takes the answer.
     #[must_use]
     pub(crate) fn on(mut self, client: Option<ClientConnection>) -> Self {
-        if let Content::Relayed(Some(relay)) = &mut self.content {
-            relay.set_client(client.clone());
+        match &mut self.content {
+            Content::Relayed(Some(relay)) => relay.set_client(client.clone()),
+            // It is written at once, whether or not the client has closed its sending side.
+            _ => client.iter().for_each(|client| client.set_answering(false)),
         }
         self.client = client;
         self
