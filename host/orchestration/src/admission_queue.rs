@@ -41,8 +41,8 @@ pub use admission::Admission;
 pub use preemption::PausableStream;
 pub use pressure::Pressure;
 pub use rules::{
-    AdmissionRequest, DEFAULT_OUTPUT_TOKENS, ModelBounds, QueueOrder, QueueRules, TenantShare,
-    estimated_output,
+    AdmissionRequest, DEFAULT_OUTPUT_TOKENS, MAX_OUTPUT_ESTIMATE, ModelBounds, QueueOrder, QueueRules,
+    TenantShare, estimated_output,
 };
 pub use worker_waits::WorkerWait;
 

@@ -7,8 +7,9 @@
 //! clock drives everything.
 
 pub use admission_queue::{
-    Admission, AdmissionQueue, AdmissionRequest, Admit, DEFAULT_OUTPUT_TOKENS, ModelBounds, PausableStream,
-    Place, Pressure, QueueOrder, QueueRules, TenantShare, WorkerWait, estimated_output,
+    Admission, AdmissionQueue, AdmissionRequest, Admit, DEFAULT_OUTPUT_TOKENS, MAX_OUTPUT_ESTIMATE,
+    ModelBounds, PausableStream, Place, Pressure, QueueOrder, QueueRules, TenantShare, WorkerWait,
+    estimated_output,
 };
 pub use agent_programs::{AgentPrograms, RUNNING_FOR};
 pub use attempts::{AfterRefusal, Attempts, Entry, Parking, Queued, Waiting};

@@ -202,6 +202,10 @@ impl RankLoad {
 
     /// Adds a request's mean inter-token latency.
     pub fn observe_itl(&self, itl: Duration) {
+        // Tokens that came in one read say nothing about the speed.
+        if itl.is_zero() {
+            return;
+        }
         self.speeds.observe_itl(itl);
         self.view().averages.itl.observe(micros(itl));
     }

@@ -22,7 +22,7 @@ use super::{
     prefill_call::{PrefillCall, Prefilled},
     stored, target,
     whole_answer::asks_for_vectors,
-    whole_estimate::WholeEstimate,
+    whole_estimate::{WholeEstimate, most_output},
 };
 use crate::{
     connectors::{Connector, LegContext, TokenIds, connector_for, leg_headers},
@@ -248,8 +248,11 @@ impl Drive {
     /// Starts the estimate of how far an answer is that is not streamed.
     fn begin_estimate(&mut self, leg: Leg, streams: bool) {
         let from = self.runs[leg].sent.filter(|_| !self.prefill_runs());
+        let candidate = self.runs[leg].candidate.as_ref();
+        let context = candidate.and_then(|candidate| candidate.worker.context_length(&self.request.model));
+        let most = most_output(&self.request, &self.routing_request, context);
         let booking = self.runs[leg].booking.own().filter(|_| !streams);
-        self.estimate = booking.map(|booking| WholeEstimate::new(booking, &self.request, leg, from));
+        self.estimate = booking.map(|booking| WholeEstimate::new(booking, &self.request, leg, from, most));
     }
 }
 

@@ -1,6 +1,7 @@
 //! Raises the booking of an answer that is not streamed with its estimated progress (F4.10).
 
-use pointsman_orchestration::Event;
+use pointsman_orchestration::{Event, MAX_OUTPUT_ESTIMATE};
+use pointsman_routing::RoutingRequest;
 use pointsman_workers::{Booking, Estimate, Leg};
 use tokio::time::{Duration, Instant};
 
@@ -19,11 +20,18 @@ pub(super) struct WholeEstimate {
 }
 
 impl WholeEstimate {
-    /// Estimates the answer to `request`, which a worker begins at `from`.
-    pub(super) fn new(booking: &Booking, request: &Request, leg: Leg, from: Option<Instant>) -> Self {
+    /// Estimates the answer to `request`, which a worker begins at `from`, with at most `most` output tokens
+    /// of each sequence.
+    pub(super) fn new(
+        booking: &Booking,
+        request: &Request,
+        leg: Leg,
+        from: Option<Instant>,
+        most: u32,
+    ) -> Self {
         let computes_prompt = leg.computes_prompt();
         let sequences = if request.endpoint.generates() { request.items() } else { 0 };
-        let estimate = booking.estimate(computes_prompt, sequences, request.max_tokens);
+        let estimate = booking.estimate(computes_prompt, sequences, Some(most));
         let mut whole = Self { estimate, computes_prompt, from: None, due: None };
         if let Some(from) = from {
             whole.begins(from);
@@ -64,6 +72,16 @@ impl WholeEstimate {
             metrics.whole_estimate_errors.observe(error);
         }
     }
+}
+
+/// Returns the most output tokens that a sequence may have: up to the end of the model's `context`, if it is
+/// known.
+pub(super) fn most_output(request: &Request, routing: &RoutingRequest, context: Option<u32>) -> u32 {
+    // Of a batch, each prompt has a context of its own.
+    let is_known = !routing.prompt_tokens_estimated && request.prompts <= 1;
+    let prompt = if is_known { routing.prompt_tokens } else { 0 };
+    let room = context.map_or(MAX_OUTPUT_ESTIMATE, |context| context.saturating_sub(prompt).max(1));
+    request.max_tokens.unwrap_or(room).min(room)
 }
 
 impl Drive {

@@ -12,7 +12,7 @@ use tokio::time::{Duration, Instant};
 /// Estimated output tokens of a sequence when the request names no limit.
 pub const DEFAULT_OUTPUT_TOKENS: u32 = 256;
 /// Largest estimate of a sequence's output. The real number replaces it when the request ends.
-const MAX_OUTPUT_ESTIMATE: u32 = 32_768;
+pub const MAX_OUTPUT_ESTIMATE: u32 = 32_768;
 /// How long requests wait by default.
 const DEFAULT_WAIT: Duration = Duration::from_secs(30);
 /// Longest priority jump, seconds.
