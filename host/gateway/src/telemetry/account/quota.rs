@@ -1,7 +1,7 @@
 //! A request's place in the queue and its share of the tenant's limits, from admission to its end.
 
 use http::HeaderMap;
-use pointsman_orchestration::{Admission, estimated_output};
+use pointsman_orchestration::{Admission, MAX_OUTPUT_ESTIMATE, estimated_output};
 use pointsman_routing::RoutingRequest;
 use pointsman_workers::ModelName;
 
@@ -10,6 +10,10 @@ use crate::{
     budget::Share, openai::error::ApiError, openai::rate_limit::Exceeded, openai::request::Endpoint,
     state::State, tenant_limits::Reservation,
 };
+
+/// Prompt tokens that a request may have beyond what the gateway expected, at least: an image is a short
+/// address.
+const MORE_INPUT: u64 = 32_768;
 
 /// The parts of a request in the queue and in its tenant's limits.
 #[derive(Debug, Default)]
@@ -90,10 +94,21 @@ impl Account {
     /// admission before.
     pub(super) fn give_back_admission(&mut self) {
         let Some(mut admission) = self.quota.admission.take() else { return };
-        let ((input, output), (input_before, output_before)) = (self.used_tokens(), self.quota.charged);
+        let (used, most) = (self.used_tokens(), self.most_tokens());
+        let (input, output) = (used.0.min(most.0), used.1.min(most.1));
+        let (input_before, output_before) = self.quota.charged;
         admission.used(input.saturating_sub(input_before), output.saturating_sub(output_before));
         self.quota.charged = (input, output);
         self.first_token.into_iter().for_each(|at| admission.first_token(at));
+    }
+
+    /// Returns the largest numbers of input and output tokens for which the queue charges the request's
+    /// tenant. A wrong number of an engine would take all turns of the tenant otherwise.
+    fn most_tokens(&self) -> (u64, u64) {
+        let Some(request) = &self.origin else { return (u64::MAX, u64::MAX) };
+        let of_one = request.max_tokens.unwrap_or(MAX_OUTPUT_ESTIMATE);
+        let input = u64::from(self.prompt_tokens) * 4 + MORE_INPUT * u64::from(request.prompts);
+        (input, u64::from(of_one) * u64::from(request.items()))
     }
 
     /// Replaces the request's reserved estimate of tokens with the tokens that it used.
