@@ -318,9 +318,14 @@ impl Booking {
     /// booked. A smaller number than before, as an engine corrects what was counted, releases blocks.
     ///
     /// A new block counts `max(0, 1 - osl / expected)`: near its expected end, a request will soon release
-    /// its blocks. An expectation of 0 counts as 1.
+    /// its blocks. An expectation of 0 counts as 1. A request has no more blocks than the rank, or its prompt.
     pub fn output_tokens(&mut self, osl: u32) -> bool {
-        let reached = self.prompt_tokens.saturating_add(osl).div_ceil(self.block_size);
+        let mut reached = self.prompt_tokens.saturating_add(osl).div_ceil(self.block_size);
+        if reached > self.reached_blocks
+            && let Some(capacity) = self.load().view().capacity_in_blocks(self.block_size)
+        {
+            reached = reached.min(capacity).max(self.reached_blocks);
+        }
         if reached <= self.reached_blocks {
             self.release_output(reached.max(self.prompt_blocks));
             return false;
@@ -342,7 +347,9 @@ impl Booking {
         if gone == 0 {
             return;
         }
-        let millis = self.output_millis * i64::from(gone) / i64::from(all.max(1));
+        let millis = i128::from(self.output_millis) * i128::from(gone) / i128::from(all.max(1));
+        // A part of the output's load.
+        let millis = i64::try_from(millis).unwrap_or(self.output_millis);
         self.reached_blocks = reached;
         self.output_millis -= millis;
         self.booked.add_unnamed(-millis);

@@ -7,17 +7,43 @@ use super::{
     Drive,
     relay::{self, CachedTokens},
 };
-use crate::{connectors::connector_for, openai::sse::Usage};
+use crate::{
+    connectors::connector_for,
+    openai::{request::Endpoint, sse::Usage},
+};
+
+/// Context that is assumed of a model whose engine reports none, tokens: more than any has.
+const UNKNOWN_CONTEXT: u32 = 1 << 24;
+/// Turns that an engine may take for an answer of the Responses API. Each has a prompt of its own.
+const MAX_TURNS: u32 = 64;
 
 impl Drive {
     /// Records usage, with the prefill leg's cached tokens where the decode leg's number is wrong.
     pub(super) fn usage(&mut self, usage: Usage) {
         let own = usage.cached_tokens.filter(|_| self.decode_knows_cached_tokens());
         let usage = Usage { cached_tokens: self.cached_tokens.or(own), ..usage };
+        let usage = self.within_context(self.answering(), usage);
         if let Some(booking) = self.runs.answering.booking.own() {
             booking.prompt_reported(usage.prompt_tokens, usage.cached_tokens);
         }
         self.account.usage(usage);
+    }
+
+    /// Lowers what an engine reports to what the model can have. A wrong number would count in the figures of
+    /// all requests, and overflow sums.
+    pub(crate) fn within_context(&self, leg: Leg, usage: Usage) -> Usage {
+        let Usage { prompt_tokens, completion_tokens, cached_tokens } = usage;
+        let request = &self.request;
+        let known = self.candidate(leg).filter(|_| request.endpoint.generates());
+        let context = known.and_then(|candidate| candidate.worker.context_length(&request.model));
+        let turns = if request.endpoint == Endpoint::Responses { MAX_TURNS } else { 1 };
+        let sequences = request.items().max(1).saturating_mul(turns);
+        let most = context.unwrap_or(UNKNOWN_CONTEXT).saturating_mul(sequences);
+        Usage {
+            prompt_tokens: prompt_tokens.min(most),
+            completion_tokens: completion_tokens.map(|tokens| tokens.min(most)),
+            cached_tokens: cached_tokens.map(|tokens| tokens.min(most)),
+        }
     }
 
     /// Records the cached tokens that the prefill leg reported, also in an answer of decode that came before.
@@ -31,7 +57,8 @@ impl Drive {
             self.whole = Some(whole);
         }
         if cached_tokens.is_some() && self.account.has_usage() {
-            self.account.usage(Usage { cached_tokens, ..Usage::default() });
+            let usage = Usage { cached_tokens, ..Usage::default() };
+            self.account.usage(self.within_context(Leg::Prefill, usage));
         }
     }
 

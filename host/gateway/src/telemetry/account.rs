@@ -266,7 +266,8 @@ impl Account {
 
     /// Counts output tokens of a stream relayed at `now`: when a whole answer's tokens came is not known.
     pub(crate) fn output(&mut self, tokens: u32, now: Instant) {
-        self.tokens += tokens;
+        self.tokens = self.tokens.saturating_add(tokens);
+        self.credible_tokens = self.credible_tokens.saturating_add(tokens);
         self.counted |= tokens > 0;
         self.last_token = Some(now);
         if self.first_token.is_none() {

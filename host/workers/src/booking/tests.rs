@@ -54,6 +54,36 @@ fn f4_a_handle_releases_a_booking_once_and_nothing_is_booked_afterwards() {
 }
 
 #[test]
+fn f4_a_request_has_no_more_blocks_than_its_rank_and_no_number_of_an_engine_overflows() {
+    let load = Arc::new(new_load());
+    let mut booking = Booking::new(load.clone(), &request(40, &[], true));
+    booking.output_tokens(u32::MAX);
+    booking.output_tokens(u32::MAX / 2);
+    booking.output_tokens(20);
+    // F4.12
+    assert_eq!(load.decode_blocks(), 4, "nothing is known of the rank");
+    load.view().set_capacity(50, 32);
+    booking.output_tokens(u32::MAX);
+    // F4.19
+    assert_eq!(load.decode_blocks(), 100);
+    booking.output_tokens(20);
+    assert_eq!(load.decode_blocks(), 4);
+    load.view().set_capacity(1, 16);
+    booking.output_tokens(400);
+    assert_eq!(load.decode_blocks(), 4, "as large as its prompt");
+    drop(booking);
+    assert_eq!(state(&load), (0, 0, 0));
+}
+
+#[test]
+fn f4_tokens_of_one_read_tell_no_latency() {
+    let load = new_load();
+    load.observe_itl(Duration::ZERO);
+    // F4.7
+    assert_eq!((load.view().itl_ewma_us(), load.speeds.itl()), (0, Duration::from_millis(15)));
+}
+
+#[test]
 fn f4_the_speed_of_prefills_is_learned_from_the_tokens_that_the_engine_reports() {
     let learned = |reported: &[(u32, Option<u32>)], computed: bool| {
         let load = Arc::new(new_load());

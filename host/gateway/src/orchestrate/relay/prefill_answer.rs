@@ -13,7 +13,7 @@ use crate::{openai::request::Endpoint, openai::seen, orchestrate::Drive};
 pub(crate) fn prefill_answer(drive: &mut Drive, answer: Response<Bytes>) -> Response<Bytes> {
     let seen = seen::in_whole_answer(drive.request.is_chat(), answer.body());
     if let Some(usage) = seen.usage.filter(|_| drive.rest.is_none()) {
-        drive.account.usage(usage);
+        drive.account.usage(drive.within_context(Leg::Prefill, usage));
     }
     drive.account.output(0, Instant::now());
     let body = drive.without_private_fields(Leg::Prefill, answer.into_body());
