@@ -138,4 +138,5 @@ mod vllm_frontends;
 mod vllm_legs;
 mod whole_answers;
 mod working_engines;
+mod wrong_usage;
 mod zombies;

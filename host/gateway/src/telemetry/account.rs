@@ -39,6 +39,9 @@ use crate::{
     openai::sse::Usage,
 };
 
+/// Largest part of a running request's reported tokens that one event adds to the metrics.
+const MAX_TOKENS_OF_EVENT: u32 = 16;
+
 /// Record of one request. Dropping it writes it.
 #[derive(Debug)]
 pub(crate) struct Account {
@@ -63,6 +66,8 @@ pub(crate) struct Account {
     tokens: u32,
     /// Number of these tokens that the metrics contain.
     tokens_in_metrics: u32,
+    /// Most of these tokens that the metrics contain before the request ends.
+    credible_tokens: u32,
     /// Whether tokens were counted since the engine last reported their number.
     counted: bool,
     /// Start of the newest KV block of the output, and the number of tokens until then.
@@ -150,6 +155,7 @@ impl Account {
             last_token: None,
             tokens: 0,
             tokens_in_metrics: 0,
+            credible_tokens: 0,
             counted: false,
             block_began: None,
             usage: None,
@@ -340,6 +346,9 @@ impl Account {
     /// the usage one after another.
     pub(crate) fn usage(&mut self, usage: Usage) {
         if let Some(tokens) = usage.completion_tokens {
+            // A number that an engine takes back must not stay in a counter that cannot go down.
+            let more = tokens.saturating_sub(self.tokens).min(MAX_TOKENS_OF_EVENT);
+            self.credible_tokens = self.credible_tokens.saturating_add(more);
             (self.tokens, self.counted) = (tokens, false);
         }
         if let Some((_, before)) = &mut self.block_began {

@@ -70,16 +70,21 @@ impl Account {
         }
     }
 
-    /// Brings the counter of output tokens up to those of this request.
+    /// Brings the counter of output tokens up to those of this request, which runs.
     pub(super) fn count_output(&mut self) {
-        self.metrics.output_tokens.replace(self.tokens_in_metrics, self.tokens);
-        self.tokens_in_metrics = self.tokens;
+        self.count_output_as(self.tokens.min(self.credible_tokens));
+    }
+
+    fn count_output_as(&mut self, tokens: u32) {
+        self.metrics.output_tokens.replace(self.tokens_in_metrics, tokens);
+        self.tokens_in_metrics = tokens;
     }
 
     fn count_tokens(&mut self) {
-        self.count_output();
+        let (prompt, output) = self.used_tokens();
+        // Like that of the tenant, it has the estimate of an answer that was given up.
+        self.count_output_as(self.tokens.max(u32::try_from(output).unwrap_or(u32::MAX)));
         let (metrics, usage) = (&self.metrics, self.usage.unwrap_or_default());
-        let (prompt, _) = self.used_tokens();
         metrics.prompt_tokens.inc_by(prompt);
         // A share of the prompts that are counted.
         metrics.predicted_tokens.inc_by(u64::from(self.predicted_tokens).min(prompt));
