@@ -238,6 +238,12 @@ fn ignore_user_signals(tasks: &TaskTracker) -> std::io::Result<()> {
     Ok(())
 }
 
+/// Has a write beyond the limit of file sizes (`ulimit -f`) fail. It would end the process otherwise.
+fn survive_file_size_limit() -> std::io::Result<()> {
+    // The handler stays for the life of the process.
+    signal(SignalKind::from_raw(libc::SIGXFSZ)).map(drop)
+}
+
 /// Starts the gateway. Blocks while it reads files and compiles policies.
 fn start(args: ServeArgs) -> anyhow::Result<Daemon> {
     let path = args.config.clone();
@@ -258,6 +264,7 @@ fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
         // A signal that comes before it is caught ends the process.
         let (mut end, mut hang_up) = (EndSignals::catch()?, signal(SignalKind::hangup())?);
         ignore_user_signals(&TaskTracker::new())?;
+        survive_file_size_limit()?;
         let running = tokio::select! {
             started = tokio::task::spawn_blocking(|| start(args)) => started??,
             () = end.recv() => {

@@ -48,12 +48,19 @@ pub(crate) fn connection_limit(configured: usize) -> usize {
 /// Returns why so many data threads cannot run, if they cannot.
 pub(crate) fn too_many_threads(threads: usize) -> Option<String> {
     let most = getrlimit(Resource::Nofile).maximum.and_then(|files| usize::try_from(files).ok())?;
+    too_many_for(threads, most)
+}
+
+fn too_many_for(threads: usize, most: usize) -> Option<String> {
     let needed = threads.saturating_mul(OF_THREAD).saturating_add(RESERVED);
     (needed > most).then(|| {
+        let advice = match most.saturating_sub(RESERVED) / OF_THREAD {
+            0 => format!("raise the limit to {needed} or more"),
+            fitting => format!("write at most {fitting}, or `0` for one for every two cores"),
+        };
         format!(
-            "`{threads}` threads need {needed} file descriptors, and this process may have {most} (ulimit -Hn): write \
-             at most {}, or `0` for one for every two cores",
-            most.saturating_sub(RESERVED) / OF_THREAD
+            "`{threads}` threads need {needed} file descriptors, and this process may have {most} (ulimit -Hn): \
+             {advice}"
         )
     })
 }
@@ -66,6 +73,17 @@ fn connections_within(files: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn n7_a_limit_that_suffices_for_no_thread_is_to_be_raised() {
+        let advice = |threads, most| {
+            too_many_for(threads, most).map(|text| text.split_once("): ").unwrap().1.to_owned())
+        };
+        // N7.24
+        assert_eq!(advice(1, 64).unwrap(), "raise the limit to 134 or more");
+        assert_eq!(advice(4, 140).unwrap(), "write at most 2, or `0` for one for every two cores");
+        assert_eq!(advice(2, 140), None);
+    }
 
     #[test]
     fn l4_each_connection_of_a_client_leaves_two_descriptors_for_engines() {

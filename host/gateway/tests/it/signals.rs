@@ -94,3 +94,22 @@ fn n9_signals_of_log_rotation_are_ignored_and_sigquit_drains() {
     assert!(log.any(|line| line.contains("draining")));
     assert!(starting.process.wait().unwrap().success());
 }
+
+#[test]
+fn n9_a_limit_of_file_sizes_does_not_end_the_gateway() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("pointsman.toml");
+    fs::write(&file, CONFIG).unwrap();
+    let mut command = Command::new("sh");
+    command.args(["-c", "ulimit -f 128; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_pointsman")]);
+    command.args(["--log-json", "serve", "--config"]).arg(&file).env("XDG_CACHE_HOME", dir.path());
+    let mut process = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let listens = line.contains("listening");
+    kill_process(Pid::from_child(&process), Signal::XFSZ).unwrap();
+    kill_process(Pid::from_child(&process), Signal::TERM).unwrap();
+    let ended = process.wait().unwrap();
+    // N9.5
+    assert_eq!((listens, ended.code()), (true, Some(0)), "{ended:?}");
+}
