@@ -7,7 +7,7 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU32, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -69,6 +69,8 @@ pub struct RankLoad {
     blocks: Mutex<RankBlocks>,
     /// Number of bookings here since the worker joined.
     booked: AtomicU64,
+    /// Number of legs that failed here since the worker joined. It wraps around.
+    failed: AtomicU32,
     /// Speed of the rank, as measured by this gateway.
     speeds: Speeds,
     /// Journal of the bookings for other gateways; `None` if this gateway is the only one.
@@ -103,6 +105,7 @@ impl RankLoad {
             position,
             blocks: Mutex::default(),
             booked: AtomicU64::new(0),
+            failed: AtomicU32::new(0),
             speeds: Speeds::default(),
             journal,
         }
@@ -210,8 +213,16 @@ impl RankLoad {
         self.view().averages.itl.observe(micros(itl));
     }
 
+    /// Returns the number of legs that failed here since the worker joined. It wraps around.
+    pub(crate) fn failed_legs(&self) -> u32 {
+        self.failed.load(Ordering::Relaxed)
+    }
+
     /// Adds the outcome of a leg.
     pub fn observe_outcome(&self, ok: bool) {
+        if !ok {
+            self.failed.fetch_add(1, Ordering::Relaxed);
+        }
         self.view().averages.errors.observe_share(if ok { 0 } else { 1_000_000 });
     }
 

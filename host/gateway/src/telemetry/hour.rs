@@ -21,6 +21,8 @@ const MINUTES: usize = 60;
 const MAX_WORKERS: usize = 10_000;
 /// Number of the last samples over which the legs of a worker are counted.
 const LEG_MINUTES: usize = 5;
+/// Number of the last samples after which a worker that fails no more is taken for mended.
+const MENDED_MINUTES: usize = 2;
 /// Value of the KV usage if the engine does not report it.
 const UNKNOWN: u16 = u16::MAX;
 
@@ -71,15 +73,26 @@ pub(crate) struct TokenRates {
     output_tokens_per_second: f64,
 }
 
+/// Legs of a worker in the last four to five minutes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct RecentLegs {
+    /// Number of legs.
+    pub legs: u32,
+    /// Number of legs that failed since the engine's process began. 0 if the last one to two minutes have no
+    /// such leg: the worker is mended, or idle.
+    pub failed: u32,
+}
+
 /// One minute of a worker, over all its ranks.
 #[derive(Clone, Copy, Debug)]
 struct WorkerMinute {
     /// Number of legs since the worker joined.
     legs: u32,
+    /// Number of them that failed.
+    failed: u32,
     in_flight: u32,
     /// Largest moving average of the time to first token over the worker's ranks, microseconds.
     ttft_us: u32,
-    error_ppm: u32,
     /// Thousandths of the KV cache in use, or [`UNKNOWN`].
     kv: u16,
 }
@@ -92,6 +105,7 @@ pub(crate) struct WorkerHour {
     in_flight: Vec<u32>,
     kv_usage: Vec<Option<f64>>,
     ttft_ms: Vec<f64>,
+    /// Share of these legs that failed.
     error_ppm: Vec<u32>,
 }
 
@@ -136,12 +150,14 @@ impl Hour {
         let mut hour = WorkerHour::default();
         let mut before = None;
         for minute in workers.get(&id).into_iter().flatten() {
-            hour.legs.push(legs_between(before.unwrap_or(minute.legs), minute.legs));
-            before = Some(minute.legs);
+            let (legs_before, failed_before) = before.unwrap_or((minute.legs, minute.failed));
+            let legs = legs_between(legs_before, minute.legs);
+            hour.legs.push(legs);
+            hour.error_ppm.push(share_ppm(legs_between(failed_before, minute.failed), legs));
+            before = Some((minute.legs, minute.failed));
             hour.in_flight.push(minute.in_flight);
             hour.kv_usage.push((minute.kv != UNKNOWN).then(|| f64::from(minute.kv) / 1e3));
             hour.ttft_ms.push(f64::from(minute.ttft_us) / 1e3);
-            hour.error_ppm.push(minute.error_ppm);
         }
         hour
     }
@@ -155,17 +171,35 @@ impl Hour {
         TokenCounts::of(metrics, at_ms).since(before)
     }
 
-    /// Returns a function that returns the number of legs of a worker in the last four to five minutes.
-    pub(crate) fn recent_legs(&self) -> impl Fn(&Arc<Worker>) -> u32 {
+    /// Returns a function that returns the legs of a worker in the last four to five minutes.
+    pub(crate) fn recent_legs(&self) -> impl Fn(&Arc<Worker>) -> RecentLegs {
         let workers = self.workers.lock();
         let before = |minutes: &VecDeque<WorkerMinute>| {
-            let since = minutes.iter().rev().nth(LEG_MINUTES - 1);
-            since.map_or(0, |minute| minute.legs)
+            let counts = |ago: usize| {
+                let minute = minutes.iter().rev().nth(ago - 1);
+                minute.map_or((0, 0), |minute| (minute.legs, minute.failed))
+            };
+            let ((legs, failed), (_, failed_lately)) = (counts(LEG_MINUTES), counts(MENDED_MINUTES));
+            (legs, failed, failed_lately)
         };
-        let before: HashMap<WorkerId, u32> =
+        let before: HashMap<WorkerId, (u32, u32, u32)> =
             workers.iter().map(|(id, minutes)| (*id, before(minutes))).collect();
-        move |worker| legs_between(before.get(&worker.id()).copied().unwrap_or_default(), legs(worker))
+        move |worker| {
+            let (legs_before, failed_before, failed_lately) =
+                before.get(&worker.id()).copied().unwrap_or_default();
+            let [failed, of_earlier_process] = worker.failed_legs();
+            let is_mended = legs_between(failed_lately, failed) == 0;
+            let since = legs_between(failed_before, failed).min(failed.wrapping_sub(of_earlier_process));
+            let legs = legs_between(legs_before, legs(worker));
+            RecentLegs { legs, failed: if is_mended { 0 } else { since } }
+        }
     }
+}
+
+/// Returns a share in parts per million.
+fn share_ppm(part: u32, all: u32) -> u32 {
+    let ppm = u64::from(part) * 1_000_000 / u64::from(all.max(1));
+    u32::try_from(ppm.min(1_000_000)).unwrap_or(1_000_000)
 }
 
 /// Returns the number of legs between two counts, which wrap around. A worker that was replaced under its id
@@ -216,9 +250,9 @@ impl WorkerMinute {
         let kv = kv.map_or(UNKNOWN, |usage| (f64::from(usage) * 1e3).clamp(0.0, 1e3) as u16);
         Self {
             legs: legs(worker),
+            failed: worker.failed_legs()[0],
             in_flight: worker.active_requests(),
             ttft_us: views().map(|rank| rank.ttft_ewma_us()).max().unwrap_or_default(),
-            error_ppm: views().map(|rank| rank.error_ppm()).max().unwrap_or_default(),
             kv,
         }
     }
@@ -291,21 +325,51 @@ mod tests {
         assert_eq!(rates, [10.0, 10.0]);
     }
 
+    fn fleet_of_one() -> Registry {
+        let registry = Registry::default();
+        let pairs = [("role", "aggregated"), ("engine", "vllm"), ("url", "http://a"), ("model", "tiny")];
+        registry.upsert(WorkerSpec::from_pairs(pairs).unwrap());
+        registry
+    }
+
     #[tokio::test(start_paused = true)]
-    async fn an_hour_is_kept_minute_by_minute_and_five_minutes_of_legs_are_counted() {
-        let (hour, metrics, registry) = (Hour::default(), Metrics::default(), Registry::default());
-        registry.upsert(
-            WorkerSpec::from_pairs([
-                ("role", "aggregated"),
-                ("engine", "vllm"),
-                ("url", "http://a"),
-                ("model", "tiny"),
-            ])
-            .unwrap(),
-        );
+    async fn m6_failed_legs_are_told_while_the_worker_fails_and_not_when_it_is_mended_or_idle() {
+        let (hour, metrics, registry) = (Hour::default(), Metrics::default(), fleet_of_one());
         let snapshot = registry.snapshot();
         let worker = &snapshot.workers()[0];
-        assert_eq!(hour.recent_legs()(worker), 0);
+        let fail = |count: u32| (0..count).for_each(|_| worker.candidates()[0].load().observe_outcome(false));
+        let counts = || {
+            let recent = hour.recent_legs()(worker);
+            (recent.legs, recent.failed)
+        };
+        book(&snapshot, 40);
+        fail(4);
+        assert_eq!(counts(), (40, 4));
+        let mut minute = 0;
+        let mut pass = || {
+            minute += 1;
+            hour.sample(minute * 60_000, &metrics, 0, &snapshot);
+        };
+        pass();
+        fail(1);
+        assert_eq!(counts(), (40, 5), "it still fails");
+        pass();
+        assert_eq!(counts(), (40, 5), "it failed a minute ago");
+        pass();
+        // M6.2
+        assert_eq!(counts(), (40, 0), "no leg failed in the last minute and more");
+        fail(1);
+        assert_eq!(counts(), (40, 6), "it fails again");
+        let ppm = hour.of_worker(worker.id()).error_ppm;
+        assert_eq!((ppm.len(), ppm[0]), (3, 0));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_hour_is_kept_minute_by_minute_and_five_minutes_of_legs_are_counted() {
+        let (hour, metrics, registry) = (Hour::default(), Metrics::default(), fleet_of_one());
+        let snapshot = registry.snapshot();
+        let worker = &snapshot.workers()[0];
+        assert_eq!(hour.recent_legs()(worker), RecentLegs::default());
         for minute in 1..=90 {
             metrics.prompt_tokens.inc_by(150);
             metrics.cache_reported_prompt_tokens.inc_by(100);
@@ -320,7 +384,7 @@ mod tests {
         assert_eq!((minutes[0].tokens.cached_share, minutes[59].tokens.cached_share), (Some(0.2), Some(0.8)));
         assert_eq!((minutes[59].tokens.output_tokens_per_second, minutes[59].waiting), (10.0, 4));
         assert_eq!(hour.token_rates(&metrics, 90 * 60_000).cached_share, Some(0.8));
-        assert_eq!(hour.recent_legs()(worker), 4 * 3 + 2);
+        assert_eq!(hour.recent_legs()(worker), RecentLegs { legs: 4 * 3 + 2, failed: 0 });
         let own = hour.of_worker(worker.id());
         assert_eq!((own.legs.len(), own.legs[1], own.kv_usage[0]), (60, 3, None));
         registry.remove(worker.id());

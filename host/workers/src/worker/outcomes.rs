@@ -13,6 +13,20 @@ impl Worker {
         self.state.breaker.is_open() || self.state.broken_handoffs.is_open()
     }
 
+    /// Returns the number of legs that failed since the worker joined, and how many of them failed before the
+    /// engine's process began. The numbers wrap around.
+    #[must_use]
+    pub fn failed_legs(&self) -> [u32; 2] {
+        let failed = self.ranks.iter().map(|rank| rank.failed_legs()).fold(0, u32::wrapping_add);
+        [failed, self.state.failed_before.load(Ordering::Relaxed)]
+    }
+
+    /// Counts the legs that failed as those of an earlier process.
+    pub(super) fn forget_failed_legs(&self) {
+        let [failed, _] = self.failed_legs();
+        self.state.failed_before.store(failed, Ordering::Relaxed);
+    }
+
     /// Reports the outcome of a leg. Several consecutive failures open the worker's breaker, and so do many
     /// among its last legs.
     pub fn note_outcome(&self, ok: bool) {
@@ -59,6 +73,20 @@ mod tests {
             worker.note_outcome((turn + 1) * failing / 10 == turn * failing / 10);
             worker.ineligible() == Some(Ineligible::Failing)
         })
+    }
+
+    #[tokio::test]
+    async fn m6_legs_that_failed_in_an_earlier_process_are_told_apart() {
+        let worker = worker();
+        let fail = || worker.candidates()[0].load().observe_outcome(false);
+        fail();
+        fail();
+        worker.candidates()[0].load().observe_outcome(true);
+        assert_eq!(worker.failed_legs(), [2, 0]);
+        worker.note_new_process();
+        fail();
+        // M6.2
+        assert_eq!(worker.failed_legs(), [3, 2]);
     }
 
     #[tokio::test(start_paused = true)]

@@ -62,6 +62,8 @@ pub(super) struct State {
     pub(super) breaker: Breaker,
     /// Number of outcomes of legs that were reported.
     pub(super) outcomes: AtomicU64,
+    /// Number of legs that failed before the engine's process began.
+    pub(super) failed_before: AtomicU32,
     pub(super) back_pressure: BackPressure,
     pub(super) refusing: Refusing,
     pub(super) learned_limit: LearnedLimit,
@@ -158,6 +160,7 @@ impl State {
             engine_ids: ArcSwapOption::empty(),
             breaker: Breaker::new(BreakerRules::WORKER),
             outcomes: AtomicU64::new(0),
+            failed_before: AtomicU32::new(0),
             back_pressure: BackPressure::new(),
             refusing: Refusing::new(),
             learned_limit: LearnedLimit::new(),

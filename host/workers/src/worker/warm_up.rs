@@ -128,6 +128,7 @@ impl Worker {
     /// Records that another process serves, or will.
     pub(crate) fn note_new_process(&self) {
         self.state.warm_up.is_new.store(true, Ordering::Release);
+        self.forget_failed_legs();
         self.forget_limit();
     }
 
