@@ -235,7 +235,7 @@ fn current_event(kind: &str, state: &State, known: &mut Known) -> Option<Bytes> 
         "workers" => event(kind, &with_texts(workers::describe(state, false, None))),
         "slots" => event(kind, &*state.policies.status()),
         "decisions" => event(kind, &with_texts(newest(state, known))),
-        "stats" => event(kind, &status::load(state)),
+        "stats" => event(kind, &status::stats(state)),
         "fleet" => event(kind, &fleet::describe(state)),
         "hour" => event(kind, &json!({ "minutes": state.hour.minutes() })),
         _ => None,

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use axum::{Json, extract::State as Extract, http::StatusCode, response::IntoResponse};
 use pointsman_orchestration::{is_up, pair_that_is_up};
-use pointsman_workers::{Ineligible, Leg, ModelName, Snapshot, WorkerId};
+use pointsman_workers::{Ineligible, Leg, ModelName, Snapshot, Worker};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -48,6 +48,15 @@ pub(super) struct Load {
     queue: QueueLoad,
 }
 
+/// Load of the gateway, and why it cannot serve as it should, for events.
+#[derive(Debug, Serialize)]
+pub(super) struct Stats {
+    #[serde(flatten)]
+    load: Load,
+    ready: bool,
+    reasons: Vec<String>,
+}
+
 /// The admission queue.
 #[derive(Debug, Serialize)]
 struct QueueLoad {
@@ -71,7 +80,7 @@ pub(super) async fn get(Extract(state): Extract<Arc<State>>) -> Json<Value> {
         "version": VERSION,
         "uptime_s": state.metrics.live_stats.age().as_secs(),
         "ready": readiness.ready,
-        "reasons": reasons(&readiness, &state, &snapshot),
+        "reasons": limited(reasons(&state, &snapshot)),
         "models": readiness.models,
         "remote_prefill": readiness.remote_prefill,
         "draining": readiness.draining,
@@ -96,6 +105,17 @@ pub(super) fn load(state: &State) -> Load {
     }
 }
 
+/// Returns the load of the gateway with the reasons of `GET /status`, without those that the event `fleet`
+/// has for each worker: that it gets no request, or has too much to do.
+pub(super) fn stats(state: &State) -> Stats {
+    let snapshot = state.registry.snapshot();
+    let mut reasons = reasons_of_gateway(state, &snapshot);
+    let serving = || snapshot.workers().iter().filter(|worker| worker.ineligible().is_none());
+    reasons.extend(serving().filter_map(|worker| missing_events(worker, state)));
+    reasons.extend(serving().filter_map(|worker| refused_key(worker)));
+    Stats { load: load(state), ready: is_ready(state, &snapshot), reasons: limited(reasons) }
+}
+
 impl Readiness {
     fn of(state: &State, snapshot: &Snapshot) -> Self {
         let models = servable_models(snapshot, &state.settings);
@@ -111,12 +131,30 @@ impl Readiness {
     }
 }
 
-/// Returns why requests are refused: for the whole gateway, for models, and for workers; and why the
-/// configuration file or a certificate is not in force, the decision log is not written or KV events do not
-/// arrive.
-fn reasons(readiness: &Readiness, state: &State, snapshot: &Snapshot) -> Vec<String> {
+/// Returns why requests are refused, for the gateway, models and workers, and why KV events do not arrive.
+fn reasons(state: &State, snapshot: &Snapshot) -> Vec<String> {
+    let mut reasons = reasons_of_gateway(state, snapshot);
+    let workers = || snapshot.workers().iter();
+    reasons.extend(workers().filter_map(|worker| {
+        let state = worker.ineligible()?.as_str();
+        let problem = worker.problem().map(|problem| format!(": {problem}")).unwrap_or_default();
+        Some(format!("worker {} gets no request: {state}{problem}", worker.id()))
+    }));
+    let busy = state.router.busy().busy_candidates(snapshot);
+    reasons.extend(workers().filter_map(|worker| {
+        let of_worker: Vec<_> = busy.iter().filter(|busy| busy.worker == worker.id()).collect();
+        Some(format!("worker {} is {}", worker.id(), beyond(&of_worker)?))
+    }));
+    reasons.extend(workers().filter_map(|worker| missing_events(worker, state)));
+    reasons.extend(workers().filter_map(|worker| refused_key(worker)));
+    reasons
+}
+
+/// Returns why requests are refused, for the whole gateway and for models; and why the configuration file or
+/// a certificate is not in force, or the decision log is not written.
+fn reasons_of_gateway(state: &State, snapshot: &Snapshot) -> Vec<String> {
     let mut reasons = Vec::new();
-    if readiness.draining {
+    if state.draining.is_cancelled() {
         reasons.push("the gateway is draining: it stops when the requests in flight ended".to_owned());
     }
     if let Some(why) = state.config.not_applied() {
@@ -141,26 +179,24 @@ fn reasons(readiness: &Readiness, state: &State, snapshot: &Snapshot) -> Vec<Str
     reasons.extend(state.queue.worker_waits().into_iter().map(|(model, requests)| {
         format!("{requests} requests wait until a worker can serve the model {model}")
     }));
-    let workers = snapshot.workers().iter().filter_map(|worker| {
-        let state = worker.ineligible()?.as_str();
-        let problem = worker.problem().map(|problem| format!(": {problem}")).unwrap_or_default();
-        Some(format!("worker {} gets no request: {state}{problem}", worker.id()))
-    });
-    reasons.extend(workers);
-    let busy = state.router.busy().busy_candidates(snapshot);
-    reasons.extend(snapshot.workers().iter().filter_map(|worker| {
-        let of_worker: Vec<_> = busy.iter().filter(|busy| busy.worker == worker.id()).collect();
-        Some(format!("worker {} is {}", worker.id(), beyond(&of_worker)?))
-    }));
-    let no_events = |id: WorkerId| Some(format!("worker {id}: {}", state.feeds.problem(id)?));
-    reasons.extend(snapshot.workers().iter().filter_map(|worker| no_events(worker.id())));
-    let refusing = snapshot.workers().iter().filter(|worker| worker.refuses_key_of_requests());
-    reasons.extend(refusing.map(|worker| {
-        format!(
-            "the engine of worker {} refuses the gateway's key: check `api_key` of the worker",
-            worker.id()
-        )
-    }));
+    reasons
+}
+
+/// Says for a worker why its KV events do not arrive.
+fn missing_events(worker: &Worker, state: &State) -> Option<String> {
+    Some(format!("worker {}: {}", worker.id(), state.feeds.problem(worker.id())?))
+}
+
+/// Says that the engine of a worker refuses the gateway's key.
+fn refused_key(worker: &Worker) -> Option<String> {
+    worker.refuses_key_of_requests().then(|| {
+        let worker = worker.id();
+        format!("the engine of worker {worker} refuses the gateway's key: check `api_key` of the worker")
+    })
+}
+
+/// Keeps the first reasons and says how many others there are.
+fn limited(mut reasons: Vec<String>) -> Vec<String> {
     let more = reasons.len().saturating_sub(MAX_REASONS);
     if more > 0 {
         reasons.truncate(MAX_REASONS);
