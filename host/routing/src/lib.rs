@@ -36,8 +36,8 @@ pub use config::{RouterConfig, RouterConfigOverride};
 pub use context::{DecisionContext, Purpose};
 pub use cost::{CostTerms, cost};
 pub use decisions::{
-    DecidedBy, DecisionHeader, DecisionResult, DecisionSummary, Decisions, LegTimes, Outcome, Record,
-    StreamFailed,
+    DecidedBy, DecisionHeader, DecisionResult, DecisionSummary, Decisions, LegFailure, LegRun, LegTimes,
+    Outcome, Record, StreamFailed,
 };
 pub use ids::{DecisionId, Generation};
 pub use learning::{BatchedLearning, DecisionSource, Learning};

@@ -7,6 +7,7 @@ use serde::Serialize;
 use tokio::time::Duration;
 
 use crate::{
+    decisions::LegRun,
     ids::{DecisionId, Generation},
     outcome::ObservedOutcome,
     policy::Digest,
@@ -109,6 +110,9 @@ pub struct Receipt {
     /// Whether the leg did its part of a stream that moved later: that it is decided again is not a failure.
     #[serde(skip)]
     pub served_until_move: bool,
+    /// The run of the leg, once it was sent.
+    #[serde(skip)]
+    pub run: Option<LegRun>,
     /// The policy's explanation.
     pub reason: Option<String>,
     /// The worker chosen.

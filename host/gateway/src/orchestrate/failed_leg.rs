@@ -118,7 +118,7 @@ impl Drive {
                 candidate.worker.note_restart();
             }
         }
-        self.account.leg_ended(leg, Err(error.kind()));
+        self.account.leg_failed(leg, error);
     }
 
     /// Logs, once, that the remote prefill of the request failed for good. `local`: a local one follows.

@@ -71,6 +71,7 @@ mod tests {
             cached_reported: None,
             prompt_tokens: 0,
             times: pointsman_routing::LegTimes::default(),
+            run: None,
             stream_failed: None,
             continues: None,
         };

@@ -109,6 +109,8 @@ pub struct Outcome {
     pub prompt_tokens: u32,
     /// When the legs of the request ran.
     pub times: LegTimes,
+    /// The run of this decision's leg; `None`: it was not sent.
+    pub run: Option<LegRun>,
     /// How the engine of this decision failed within the stream.
     pub stream_failed: Option<StreamFailed>,
     /// The decision whose engine failed within the stream, so that this one generated the rest.
@@ -137,6 +139,26 @@ pub struct LegTimes {
     pub sent: PerLeg<Option<u32>>,
     /// When the prefill leg ended.
     pub prefill_ended: Option<u32>,
+}
+
+/// The run of one leg. Times are microseconds since the first byte of the request arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LegRun {
+    /// When it was sent last.
+    pub sent: u32,
+    /// When it ended.
+    pub ended: Option<u32>,
+    /// Why it failed.
+    pub failure: Option<LegFailure>,
+}
+
+/// Why a leg failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LegFailure {
+    /// Kind of the error, as in `pointsman_legs_total`.
+    pub kind: &'static str,
+    /// HTTP status of the engine's answer, if the engine answered with an error.
+    pub status: Option<u16>,
 }
 
 impl DecidedBy {

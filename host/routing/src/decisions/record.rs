@@ -266,6 +266,11 @@ impl Serialize for Outcome {
                 "prefill_ended": from_micros(self.times.prefill_ended),
                 "answer_sent": from_micros(self.times.sent.answering),
             },
+            "run": self.run.map(|run| json!({
+                "sent_ms": from_micros(Some(run.sent)), "ended_ms": from_micros(run.ended),
+                "failed": run.failure.map(|failure| failure.kind),
+                "status": run.failure.and_then(|failure| failure.status),
+            })),
             "cached_tokens": { "predicted": self.cached_predicted, "reported": self.cached_reported },
             "stream_failed": self.stream_failed.map(|failed| json!({
                 "result": failed.result, "why": failed.why, "delivered_tokens": failed.delivered,

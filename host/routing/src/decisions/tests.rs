@@ -296,6 +296,7 @@ fn outcome(output_tokens: u32) -> Outcome {
         cached_reported: None,
         prompt_tokens: 3,
         times: LegTimes { queued: Some(1_500), ..LegTimes::default() },
+        run: None,
         stream_failed: None,
         continues: None,
     }

@@ -298,6 +298,7 @@ impl Chosen {
             learns: self.generation.learns,
             moved: false,
             served_until_move: false,
+            run: None,
             reason: self.reason,
             worker: self.candidate.worker_id(),
             rank: self.candidate.rank,

@@ -1,10 +1,14 @@
 //! The legs of a request: the time at which each was sent, and how it ended.
 
+use pointsman_routing::{LegFailure, LegRun, Receipt};
 use pointsman_workers::{Leg, PerLeg};
 use tokio::time::Instant;
 
 use super::{Account, micros};
-use crate::{openai::trace_context::Span, telemetry::metrics::CANCELLED, telemetry::traces::LegTarget};
+use crate::{
+    openai::trace_context::Span, telemetry::metrics::CANCELLED, telemetry::traces::LegTarget,
+    upstream::CallError,
+};
 
 /// A leg that was sent and has not ended.
 #[derive(Clone, Copy, Debug)]
@@ -21,7 +25,11 @@ impl Account {
         self.count_cancelled(leg);
         let engine = target.candidate.worker.spec().engine.as_str();
         let sent = Instant::now();
-        self.times.sent[leg] = Some(micros(sent - self.started));
+        let sent_at = micros(sent - self.started);
+        self.times.sent[leg] = Some(sent_at);
+        if let Some(receipt) = self.newest_receipt(leg) {
+            receipt.run = Some(LegRun { sent: sent_at, ended: None, failure: None });
+        }
         if leg == Leg::Prefill {
             self.times.prefill_ended = None;
         }
@@ -37,6 +45,18 @@ impl Account {
         self.observe_end(leg, outcome.err().unwrap_or("ok"));
         if let Some(trace) = &mut self.trace {
             trace.leg_ended(leg, outcome);
+        }
+    }
+
+    /// Records why a leg failed.
+    pub(crate) fn leg_failed(&mut self, leg: Leg, error: &CallError) {
+        self.leg_ended(leg, Err(error.kind()));
+        if let Some(run) = self.newest_receipt(leg).and_then(|receipt| receipt.run.as_mut()) {
+            let status = match error {
+                CallError::Status { status, .. } => Some(status.as_u16()),
+                _ => None,
+            };
+            run.failure = Some(LegFailure { kind: error.kind(), status });
         }
     }
 
@@ -70,12 +90,21 @@ impl Account {
         }
     }
 
+    /// Returns the newest decision about a leg.
+    fn newest_receipt(&mut self, leg: Leg) -> Option<&mut Receipt> {
+        self.receipts.iter_mut().rev().find(|receipt| receipt.leg == leg)
+    }
+
     /// Observes the duration of a leg and ends the leg, if it is running.
     fn observe_end(&mut self, leg: Leg, outcome: &'static str) -> Option<OpenLeg> {
         let open = self.open_legs[leg].take()?;
         let now = Instant::now();
+        let ended = micros(now - self.started);
         if leg == Leg::Prefill {
-            self.times.prefill_ended = Some(micros(now - self.started));
+            self.times.prefill_ended = Some(ended);
+        }
+        if let Some(run) = self.newest_receipt(open.leg).and_then(|receipt| receipt.run.as_mut()) {
+            run.ended = Some(ended);
         }
         self.metrics.leg_took(open.leg.as_str(), open.engine, outcome, now - open.sent);
         Some(open)

@@ -43,6 +43,7 @@ impl Account {
             cached_reported: self.usage.and_then(|usage| usage.cached_tokens),
             prompt_tokens: self.prompt_tokens,
             times: self.times,
+            run: None,
             stream_failed: None,
             continues: None,
         };
@@ -59,7 +60,8 @@ impl Account {
         for (place, (receipt, retried)) in Receipt::with_retried(&self.receipts).enumerate() {
             if let Some(id) = receipt.id {
                 let (moved, (stream_failed, continues)) = (receipt.moved, self.stream_failure(place));
-                decisions.outcome(id, Recorded { retried, moved, stream_failed, continues, ..outcome });
+                let run = receipt.run;
+                decisions.outcome(id, Recorded { retried, moved, run, stream_failed, continues, ..outcome });
             }
         }
     }
