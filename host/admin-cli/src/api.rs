@@ -10,7 +10,7 @@ use crate::text::clean;
 mod decisions;
 
 pub use decisions::{
-    CachedTokens, Call, Costed, Decider, Decision, Decisions, Outcome, Plan, Refused, Shadow, Stage,
+    CachedTokens, Call, Costed, Decider, Decision, Decisions, LegRun, Outcome, Plan, Refused, Shadow, Stage,
 };
 
 /// `GET /status`.

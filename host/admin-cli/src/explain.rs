@@ -3,7 +3,7 @@
 use serde::Deserialize as _;
 
 use crate::{
-    api::{Costed, Decision, Outcome, Stage},
+    api::{Costed, Decision, LegRun, Outcome, Stage},
     status::short,
     text::{clean, counted, millis, moment},
 };
@@ -145,7 +145,14 @@ fn chosen(one: &Decision) -> String {
             "shed" => ": the request is refused",
             _ => "",
         };
-        let about = plan.decode.map(|(worker, rank)| format!(", with {} for decode", named(worker, rank)));
+        let about = plan.decode.map(|(worker, rank)| match &*plan.word {
+            "local" => format!(", with {} for decode", named(worker, rank)),
+            "remote" => format!(
+                ". The question was about {} for decode; the decode leg has a decision of its own",
+                named(worker, rank)
+            ),
+            _ => format!(". The question was about {} for decode", named(worker, rank)),
+        });
         return format!("The answer was {}{means}{}. {took}", plan.word, about.unwrap_or_default());
     }
     if let Some(refused) = &one.refused {
@@ -257,10 +264,27 @@ fn ended(outcome: Option<&Outcome>) -> String {
         text.push_str(
             " The stream left this worker: it drained, or a request of a higher priority needed room.",
         );
+    } else if let Some(failed) = end.run.as_ref().and_then(failed_leg) {
+        let again = if end.retried { " and was decided again" } else { "" };
+        text.push_str(&format!(" The leg failed on this worker {failed}{again}."));
     } else if end.retried {
         text.push_str(" The leg was decided again, so this worker did not serve it.");
     }
     text
+}
+
+/// Says when and why a leg failed, if it did.
+fn failed_leg(run: &LegRun) -> Option<String> {
+    let why = match (run.failed.as_deref()?, run.status) {
+        (_, Some(status)) => format!("HTTP {status}"),
+        ("connect", _) => "no connection".to_owned(),
+        ("closed" | "broken", _) => "the connection broke".to_owned(),
+        ("timeout", _) => "no answer in time".to_owned(),
+        ("down", _) => "the engine was down".to_owned(),
+        (kind, _) => kind.replace('_', " "),
+    };
+    let after = run.ended_ms.map(|ended| format!("after {} ", millis(Some(ended - run.sent_ms))));
+    Some(format!("{}({why})", after.unwrap_or_default()))
 }
 
 fn capital(text: &str) -> String {

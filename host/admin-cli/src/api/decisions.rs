@@ -120,6 +120,16 @@ pub struct Outcome {
     pub cached_tokens: CachedTokens,
     pub stream_failed: Option<StreamFailed>,
     pub continues: Option<String>,
+    pub run: Option<LegRun>,
+}
+
+/// When the leg of a decision was sent and ended, and why it failed.
+#[derive(Clone, Debug, Deserialize)]
+pub struct LegRun {
+    pub sent_ms: f64,
+    pub ended_ms: Option<f64>,
+    pub failed: Option<String>,
+    pub status: Option<u16>,
 }
 
 /// An engine that failed within a stream.

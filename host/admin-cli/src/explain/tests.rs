@@ -33,8 +33,11 @@ fn a_receipt_reads_as_sentences() {
 fn a_plan_says_what_it_means_and_equal_costs_are_no_difference() {
     let plan =
         |word| explain(&receipt(|receipt| receipt["plan"] = json!({ "word": word, "decode": [5, 1] })));
-    let remote =
-        "The answer was remote: prefill and decode on two workers, with worker 5 (rank 1) for decode.";
+    // T2.6
+    let remote = "The answer was remote: prefill and decode on two workers. The question was about worker 5 (rank 1) \
+                  for decode; the decode leg has a decision of its own. ";
+    let local = "The answer was local: prefill and decode on one worker, with worker 5 (rank 1) for decode. ";
+    assert!(plan("local").contains(local), "{}", plan("local"));
     assert!(plan("remote").contains(remote), "{}", plan("remote"));
     assert!(plan("shed").contains("The answer was shed: the request is refused"), "{}", plan("shed"));
     let shadow = explain(&receipt(|receipt| {
@@ -78,6 +81,29 @@ fn a_fallback_a_shadow_and_the_end_are_told() {
     ] {
         assert!(text.contains(sentence), "{sentence}\n{text}");
     }
+}
+
+#[test]
+fn t2_a_leg_that_failed_is_told_with_its_cause() {
+    let told = |retried: bool, run: serde_json::Value| {
+        explain(&receipt(|receipt| {
+            receipt["outcome"] = json!({
+                "status": 200, "code": "ok", "retried": retried, "ttft_ms": 41.0, "itl_ms": 2.0, "output_tokens": 7,
+                "duration_ms": 60.0, "cached_tokens": { "predicted": null, "reported": null }, "run": run,
+            });
+        }))
+    };
+    let run = |failed: Option<&str>, status: Option<u16>| json!({ "sent_ms": 2.0, "ended_ms": 1_030.0, "failed": failed, "status": status });
+    // T2.7
+    let failed = told(true, run(Some("status_5xx"), Some(500)));
+    assert!(
+        failed.contains(" The leg failed on this worker after 1028 ms (HTTP 500) and was decided again."),
+        "{failed}"
+    );
+    let last = told(false, run(Some("connect"), None));
+    assert!(last.ends_with(" The leg failed on this worker after 1028 ms (no connection).\n"), "{last}");
+    let other = told(true, run(None, None));
+    assert!(other.contains(" The leg was decided again, so this worker did not serve it."), "{other}");
 }
 
 #[test]
