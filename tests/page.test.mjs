@@ -64,12 +64,12 @@ globalThis.fetch = async (path, { method = "GET", headers }) => {
   return { ok: true, text: async () => "{}" };
 };
 const load = (name) => import(pathToFileURL(join(copy, name)));
-const [format, store, requests, receipts, lanes, dialogs, charts, worker, slot, fleet, overview, api] = await Promise.all(
-  ["format", "store", "requests", "receipt", "lanes", "dialogs", "charts", "worker", "slot", "fleet", "overview", "api"].map((name) => load(`${name}.js`)));
+const [format, store, requests, receipts, lanes, dialogs, charts, worker, slot, fleet, overview, api, request] = await Promise.all(
+  ["format", "store", "requests", "receipt", "lanes", "dialogs", "charts", "worker", "slot", "fleet", "overview", "api", "request"].map((name) => load(`${name}.js`)));
 
 const LONG = "12345678901234567890";
 const HOSTILE = "<img src=x onerror=alert(1)>";
-const row = (id, more) => ({ id, url: `http://10.0.0.${id.length}:8000/`, role: "prefill", zone: "a", out: null, reason: null, legs: 100, in_flight: 2, limit: 16, kv: 0.5, error_ppm: 0, ranks: 1, ...more });
+const row = (id, more) => ({ id, url: `http://10.0.0.${id.length}:8000/`, role: "prefill", zone: "a", out: null, reason: null, legs: 100, failed: 0, in_flight: 2, limit: 16, kv: 0.5, ranks: 1, models: 1, ...more });
 /** Takes a fleet as the gateway tells it: rows without names. */
 const takeFleet = (workers) => store.take("fleet", { columns: Object.keys(row("1")), workers: workers.map((worker) => Object.values(worker)) });
 const decision = (id, more) => ({
@@ -123,7 +123,7 @@ test("a shed and a refused request have ended, others are in flight, and some we
 });
 
 test("the time of a request is told by phase, without gaps", () => {
-  const told = (more) => requests.phases(outcome(more)).map(({ kind, from, to }) => `${kind} ${from}-${to}`);
+  const told = (more) => requests.phases({ outcome: outcome(more) }).map(({ kind, from, to }) => `${kind} ${from}-${to}`);
   assert.deepEqual(told({ times_ms: { queued: 20, prefill_sent: 25, prefill_ended: 70, answer_sent: 72 } }), ["gateway 0-5", "queue 5-25", "prefill 25-70", "transfer 70-100", "decode 100-200"]);
   assert.deepEqual(told({ times_ms: { ...NO_TIMES, answer_sent: 2 } }), ["gateway 0-2", "prefill 2-100", "decode 100-200"]);
   assert.deepEqual(told({ ttft_ms: null, times_ms: { ...NO_TIMES, answer_sent: 2 } }), ["gateway 0-2", "whole 2-200"]);
@@ -195,11 +195,92 @@ test("a worker that gets nearly everything is told, whether the fleet is small o
   assert.equal(plain(store.takes(four, true)), "Worker 1 (4 ranks) takes 80.0 % of the prefill legs; its even share is 80.0 %");
   assert.match(charts.spread("prefill").textContent, /2 workers with 5 ranks, highest share first/);
   assert.deepEqual([store.rankName("1", 0), store.rankName("2", 0), store.rankName("1", null)], ["1/0", "2", "1"]);
-  takeFleet([row("1", { legs: 1000 }), row("2", { out: "not_ready", reason: HOSTILE, legs: 0 }), row("3", { error_ppm: 80_000, legs: 10 }), row("4", { out: "not_ready", legs: 0 }), ...even(98)]);
-  assert.deepEqual(store.notable().map(({ worker: { id }, kind, text }) => [id, kind, plain(text)]), [["1", "warn", "gets 50 times its share"], ["3", "bad", "fails 8.0 % of its legs"], ["2", "bad", `not ready: ${HOSTILE}`]]);
-  assert.deepEqual(store.problems().map(({ title, text }) => [plain(title), plain(text)]), [["Worker 3 fails 8.0 % of its legs", ""], ["2 workers are not ready", `Worker 2: ${HOSTILE}`], ["Worker 1 gets 50 times its share", "Worker 1 takes 50.3 % of the prefill legs; its even share is 1.0 %"]]);
+  takeFleet([row("1", { legs: 1000 }), row("2", { out: "not_ready", reason: HOSTILE, legs: 0 }), row("3", { failed: 3, legs: 10 }), row("4", { out: "not_ready", legs: 0 }), ...even(98)]);
+  assert.deepEqual(store.notable().map(({ worker: { id }, kind, text }) => [id, kind, plain(text)]), [["1", "warn", "gets 50 times its share"], ["3", "bad", "failed 3 of its 10 legs in five minutes"], ["2", "bad", `not ready: ${HOSTILE}`]]);
+  assert.deepEqual(store.problems().map(({ title, text }) => [plain(title), plain(text)]), [["Worker 3 failed 3 of its 10 legs in five minutes", ""], ["2 workers are not ready", `Worker 2: ${HOSTILE}`], ["Worker 1 gets 50 times its share", "Worker 1 takes 50.3 % of the prefill legs; its even share is 1.0 %"]]);
   assert.ok(store.problems()[0].bad, "failures come first");
   assert.equal(charts.spread("prefill").querySelectorAll("rect").length, 16, "the 16 busiest stand alone");
+});
+
+test("m6 a few failed legs raise no alarm, nor do those of a worker that is out, and a share is of the worker's own legs", () => {
+  // M6.2
+  const alarms = (more) => {
+    takeFleet([row("1", more), row("2", { legs: more.legs })]);
+    return store.notable().map(({ text }) => plain(text));
+  };
+  assert.deepEqual(alarms({ failed: 1, legs: 176 }), []);
+  assert.deepEqual(alarms({ failed: 2, legs: 2 }), [], "two failures");
+  assert.deepEqual(alarms({ failed: 4, legs: 100 }), [], "less than one in 20");
+  assert.deepEqual(alarms({ failed: 5, legs: 100 }), ["failed 5 of its 100 legs in five minutes"]);
+  assert.deepEqual(alarms({ failed: 9, legs: 100, out: "draining" }), ["draining, 2 requests left"]);
+  takeFleet([row("1", { failed: 3, legs: 12 }), row("2", { legs: 0 })]);
+  assert.deepEqual(store.store.workers.map((worker) => overview.workerRow(worker).querySelectorAll("td")[4].textContent), ["25.0 %", "–"]);
+});
+
+test("m6 shares are among workers of the same role and models", () => {
+  // M6.3
+  takeFleet([row("1", { legs: 176 }), row("2", { legs: 0, models: 2 }), row("3", { legs: 0, models: 3 })]);
+  assert.deepEqual(store.notable(), [], "each is the only worker of its model");
+  assert.equal(charts.spread("prefill").textContent, "no two eligible workers share its legs");
+  takeFleet([row("1", { legs: 99 }), row("2", { legs: 1 }), row("3", { legs: 300, models: 2 })]);
+  assert.deepEqual(store.notable().map(({ worker: { id }, text }) => [id, plain(text)]), [["1", "gets 99 % of all prefill legs of its models"]]);
+  assert.deepEqual(store.store.workers.map(({ share }) => share), [1.98, 0.02, 1]);
+  assert.match(charts.spread("prefill").textContent, /2 workers, highest share first/);
+});
+
+test("m6 what status says of the gateway comes first, and is no markup", () => {
+  // M6.1
+  takeFleet([row("1", { legs: 95 }), row("2", { legs: 5 }), row(LONG, { url: "http://10.0.0.3:8000/", out: "unhealthy", legs: 100 })]);
+  const stats = (more) => store.take("stats", { requests_per_second: 4, errors_per_second: 4, ready: true, reasons: [], ...more });
+  const told = () => store.problems().map(({ bad, href, title, text }) => [Boolean(bad), href, plain(title), plain(text)]);
+  stats({ ready: false, reasons: ["the configuration, or a file that it names, changed and is not applied: gw.toml:5:1: unknown key `dirr`", `model ${HOSTILE} cannot be served; ranks in service: prefill 2 of 2, decode 0 of 2, aggregated 0 of 0`, `worker ${LONG}: no KV events of rank 0 from tcp://10.0.0.3:5557: connection refused`] });
+  assert.deepEqual(told(), [
+    [true, undefined, "The gateway is not ready", "no model can be served; /readyz answers 503"],
+    [true, null, "The configuration, or a file that it names, changed and is not applied", "gw.toml:5:1: unknown key `dirr`"],
+    [true, "#fleet", `Model ${HOSTILE} cannot be served`, "ranks in service: prefill 2 of 2, decode 0 of 2, aggregated 0 of 0"],
+    [true, `#worker/${LONG}`, "10.0.0.3:8000: no KV events of rank 0 from tcp://10.0.0.3:5557", "connection refused"],
+    [true, `#worker/${LONG}`, "10.0.0.3:8000 is unhealthy", ""],
+    [true, "#overview/failed", "100 % of the requests failed", "over the last minute"],
+    [false, "#worker/1", "Worker 1 gets 95 % of all prefill legs", "Worker 1 takes 95.0 % of the prefill legs; its even share is 50.0 %"],
+  ]);
+  stats({ errors_per_second: 2 / 60, requests_per_second: 2 / 60, reasons: ["model a cannot be served; x", "model b cannot be served; y", "the decision log /full/log cannot be written: No space left on device"] });
+  assert.deepEqual(told().slice(0, 3).map(([, , ...told]) => told), [["2 models cannot be served", "a, b"], ["The decision log /full/log cannot be written", "No space left on device"], ["10.0.0.3:8000 is unhealthy", ""]]);
+  assert.ok(!told().some(([, , title]) => title.includes("requests failed")), "two requests are few");
+  store.take("stats", null);
+});
+
+test("m6 a failed attempt of a request is told with its worker and cause, and is no time of the gateway", () => {
+  // M6.4
+  takeFleet([row("1"), row("2"), row("7", { role: "decode" }), row("8", { role: "decode" })]);
+  const ended = (run, more) => outcome({ ttft_ms: 2070, duration_ms: 2080, times_ms: { queued: null, prefill_sent: 1030, prefill_ended: 2010, answer_sent: 2012 }, run, ...more });
+  const run = (sent_ms, ended_ms, failed = null, status = null) => ({ sent_ms, ended_ms, failed, status });
+  const leg = (id, name, worker, attempt, run, more) => decision(id, { leg: name, attempt, choice: { worker, dp_rank: 0, cost: 1 }, outcome: ended(run, more) });
+  const [again] = requests.group([
+    leg("4", "decode", 8, 1, run(2012, 2080)), leg("3", "prefill", 2, 1, run(1030, 2010)),
+    leg("2", "decode", 7, 0, run(1010, 1028, "status_5xx", 500), { retried: true }), leg("1", "prefill", 1, 0, run(3, 1009), { retried: true }),
+  ]);
+  const told = (request) => requests.phases(request).map(({ kind, from, to }) => `${kind} ${from}-${to}`);
+  assert.deepEqual(told(again), ["gateway 0-3", "failed 3-1028", "gateway 1028-1030", "prefill 1030-2010", "transfer 2010-2070", "decode 2070-2080"]);
+  assert.deepEqual(again.notes, ["decode on 7 failed: HTTP 500"]);
+  const page = request.story(again).map((part) => part?.textContent ?? part).join("");
+  assert.ok(plain(page).includes("The largest part, 1.03 s, was an attempt that failed: decode on 7 (HTTP 500)."), page);
+  assert.ok(receipts.receiptCard(receipt({ outcome: ended(run(3, 4, "connect")) })).textContent.includes("failed: no connection"));
+  // Only the decode leg ran again: the prefill was not lost.
+  const [kept] = requests.group([
+    leg("3", "decode", 8, 1, run(1500, 2080), { times_ms: { queued: 2, prefill_sent: 5, prefill_ended: 1000, answer_sent: 1500 } }),
+    leg("2", "decode", 7, 0, run(1001, 1490, "timeout"), { retried: true }), leg("1", "prefill", 1, 0, run(5, 1000)),
+  ]);
+  assert.deepEqual(told({ ...kept, outcome: { ...kept.outcome, times_ms: { queued: 2, prefill_sent: 5, prefill_ended: 1000, answer_sent: 1500 } } }), ["gateway 0-3", "queue 3-5", "prefill 5-1000", "transfer 1000-1001", "failed 1001-1490", "transfer 1490-2070", "decode 2070-2080"]);
+  assert.deepEqual(kept.notes.slice(0, 1), ["decode on 7 failed: no answer in time"]);
+});
+
+test("m6 a stream whose engine broke is told by the legs that began it", () => {
+  const at = (sent_ms, ended_ms, failed = null) => ({ sent_ms, ended_ms, failed, status: null });
+  const leg = (id, attempt, run, more) => decision(id, { leg: "aggregated", attempt, outcome: outcome({ ttft_ms: 100, duration_ms: 5000, times_ms: { ...NO_TIMES, answer_sent: 3010 }, run, ...more }) });
+  const [one] = requests.group([leg("2", 1, at(3010, 5000)), leg("1", 0, at(4, 3000, "broken"), { retried: true, stream_failed: { result: "continued" } })]);
+  // M6.4
+  assert.deepEqual(requests.phases(one).map(({ kind, from, to }) => `${kind} ${from}-${to}`), ["gateway 0-4", "prefill 4-100", "decode 100-5000"]);
+  assert.deepEqual(one.notes, ["2 attempts"]);
 });
 
 test("a bar is for a share of a limit, and is empty at 0", () => {

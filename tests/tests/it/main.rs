@@ -94,6 +94,7 @@ mod operators_figures;
 mod orchestration;
 mod packages;
 mod page;
+mod page_problems;
 mod paused_engines;
 mod picker_garbage;
 mod pins;

@@ -21,7 +21,7 @@ const pick = (from, count) => from + Math.floor(random() * count);
 
 const workers = Array.from({ length: WORKERS }, (_, place) => ({
   id: String(place + 1), url: `http://10.0.${place >> 8}.${place & 255}:8000`, role: place < 400 ? "prefill" : "decode", zone: "abc"[place % 3],
-  out: place % 97 === 96 ? "not_ready" : null, reason: place % 97 === 96 ? "GET /health: connection refused" : null, legs: place === 216 ? 900 : 90, in_flight: 3, limit: 16, kv: 0.4, error_ppm: 0, ranks: 1,
+  out: place % 97 === 96 ? "not_ready" : null, reason: place % 97 === 96 ? "GET /health: connection refused" : null, legs: place === 216 ? 900 : 90, in_flight: 3, limit: 16, kv: 0.4, failed: 0, ranks: 1, models: 1,
 }));
 
 function fleet() {
@@ -57,7 +57,7 @@ function decisions() {
 
 const load = () => ({
   requests_per_second: RATE + random(), goodput_per_second: RATE - 4, errors_per_second: 4, refusals_per_second: 0, ttft_p50_ms: 180 + random() * 9, ttft_p90_ms: 400, ttft_p99_ms: 1000, itl_p50_ms: 11, itl_p90_ms: 14, itl_p99_ms: 23,
-  cached_share: 0.61, predicted_share: 0.64, output_tokens_per_second: 8000, inflight: 160, connections: 200, session_bindings: 0, queue: { waiting: pick(0, 9), waiting_bytes: 0 },
+  cached_share: 0.61, predicted_share: 0.64, output_tokens_per_second: 8000, inflight: 160, connections: 200, session_bindings: 0, queue: { waiting: pick(0, 9), waiting_bytes: 0 }, ready: true, reasons: [],
 });
 const minutes = () => Array.from({ length: 60 }, (_, place) => ({ ...load(), at_ms: Date.now() - (60 - place) * 60e3, waiting: pick(0, 9) }));
 

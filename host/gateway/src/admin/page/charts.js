@@ -1,7 +1,7 @@
 // Charts as SVG: lines of an hour, the spread of legs over workers, distributions.
 import { draw, make } from "./dom.js";
 import { minute, number, times } from "./format.js";
-import { called, HOT, isOut, ofRole } from "./store.js";
+import { called, HOT, sharing } from "./store.js";
 
 const HOUR = 3600e3;
 const MINUTE = 60e3;
@@ -87,8 +87,8 @@ export const meter = (value) =>
 
 /** The busiest workers of a role as bars and the others as one area, against an even share. */
 export function spread(role) {
-  const list = ofRole(role).filter((worker) => !isOut(worker)).sort((a, b) => b.share - a.share);
-  if (list.length < 2) return make("p.dim", null, list.length ? "one worker is eligible" : "no worker is eligible");
+  const list = sharing(role);
+  if (!list.length) return make("p.dim", null, "no two eligible workers share its legs");
   if (!list[0].legs) return make("p.dim", null, "no leg in the last five minutes");
   const ranks = list.reduce((sum, worker) => sum + worker.ranks, 0);
   const top = Math.max(list.length > 4 ? 4 : 1.5, list[0].share) * 1.05;

@@ -66,15 +66,23 @@ function setStatus(text, bad) {
   $("live").classList.toggle("bad", bad);
 }
 
+/** Shows that events come, and whether the gateway is ready. */
+function setLive() {
+  const ready = store.stats?.ready ?? true;
+  setStatus(ready ? "live" : "live, not ready", !ready);
+}
+
 function handle(kind, data) {
+  const before = store.stats?.ready;
   take(kind, data);
+  if (kind === "stats" && data.ready !== before) setLive();
   if (kind === "hello") {
     setText($("version"), ` · ${data.version} · ${location.host}`);
     $("give").hidden = data.may_change;
     $("forget").hidden = !(data.token && data.may_change);
     if (data.may_change) $("token").hidden = true;
     else if (token.get()) askForToken("wrong token");
-    setStatus("live", false);
+    setLive();
     for (const each of page.view.kinds) if (store.known.has(each)) page.changed.add(each);
   } else {
     page.changed.add(kind);
@@ -120,7 +128,7 @@ document.addEventListener("visibilitychange", soon);
 addEventListener("hashchange", open);
 onResult((text, bad) => {
   setStatus(text, bad);
-  if (!bad) setTimeout(() => $("state").textContent === text && setStatus("live", false), 6000);
+  if (!bad) setTimeout(() => $("state").textContent === text && setLive(), 6000);
 });
 startTips();
 open();

@@ -4,7 +4,7 @@ import { crossHair, meter, spanOf, spark, spread } from "./charts.js";
 import { chip, choice, dim, link, make, put, render, table } from "./dom.js";
 import { clock, micros, millis, minute, number, percent, timeParts, times } from "./format.js";
 import { group, matches, phaseLegend, predictedText, requestTable, unrouted } from "./requests.js";
-import { chartMarks, HOT, isDown, isOut, marks, nameOf, notable, ofRole, problems, roles, slotHref, slotName, store, takes } from "./store.js";
+import { chartMarks, HOT, isDown, isFailing, isOut, marks, nameOf, notable, problems, roles, sharing, slotHref, slotName, store, takes } from "./store.js";
 import { tip } from "./tips.js";
 
 const MAX_ROWS = 20;
@@ -91,7 +91,9 @@ function problemList() {
   const found = problems();
   if (!found.length) return null;
   const shown = found.slice(0, MAX_PROBLEMS);
-  return make("ul.problems", { "aria-label": "Needs attention" }, shown.map(({ bad, href, title, text }) => make(`li${bad ? ".bad" : ""}`, null, link(href, make("b", null, title)), make("span.more", null, text))));
+  const others = found.length - shown.length;
+  return make("ul.problems", { "aria-label": "Needs attention" }, shown.map(({ bad, href, title, text }) => make(`li${bad ? ".bad" : ""}`, null, href ? link(href, make("b", null, title)) : make("b", null, title), make("span.more", { title: text }, text))),
+    others > 0 && make("li.others", null, `and ${number(others)} more; pointsman status lists what is wrong with the gateway`));
 }
 
 /** A figure with its line. `figures` are `[value, unit, name]`; `note` stands below the line, in place of its highest value. */
@@ -202,14 +204,13 @@ export function workerRow(worker, why) {
   return make("tr.go", null, make("td.name", null, make("a.hit", { href: `#worker/${worker.id}` }, nameOf(worker.id)), dim(` ${worker.role}${worker.zone ? `, zone ${worker.zone}` : ""}`)),
     make("td.n", { "data-label": "load" }, worker.limit ? `${worker.in_flight} of ${worker.limit}` : number(worker.in_flight), worker.limit && !isDown(worker) && meter(worker.load)),
     make(`td.n${worker.share >= HOT[0] || (worker.part >= 0.9 && worker.peers > 1) ? ".warn" : ""}`, { "data-label": "share" }, worker.legs && !isOut(worker) ? times(worker.share) : "–"),
-    make("td.n", { "data-label": "KV" }, isDown(worker) ? "–" : percent(worker.kv)), make(`td.n${worker.error_ppm >= 50_000 ? ".bad" : ""}`, { "data-label": "errors" }, percent(worker.error_ppm / 1e6, 1)),
+    make("td.n", { "data-label": "KV" }, isDown(worker) ? "–" : percent(worker.kv)), make(`td.n${isFailing(worker) ? ".bad" : ""}`, { "data-label": "errors" }, percent(worker.errors, 1)),
     make(`td.why.${kind}`, null, text));
 }
 
 function spreadCard() {
-  const most = roles().map((role) => ofRole(role).filter((worker) => !isOut(worker)).reduce((best, worker) => (best && best.share >= worker.share ? best : worker), null)).filter(Boolean)
-    .filter(({ peers }) => peers > 1).sort((a, b) => b.share - a.share)[0];
-  if (!most) return make("section.card", null, make("div.head", null, make("h2", null, tip("spread", "Spread of legs"))), make("p.dim", null, "no role has two eligible workers"));
+  const most = roles().map((role) => sharing(role)[0]).filter(Boolean).sort((a, b) => b.share - a.share)[0];
+  if (!most) return make("section.card", null, make("div.head", null, make("h2", null, tip("spread", "Spread of legs"))), make("p.dim", null, "no two eligible workers share a role and its models"));
   return make("section.card", null, make("div.head", null, make("h2", null, tip("spread", `Spread of ${most.role} legs`))), spread(most.role), most.legs > 0 && make("p.mt", null, `${takes(most, true)}.`));
 }
 

@@ -1,6 +1,7 @@
 // One decision: its sentences, its candidates with their facts, and what made up each cost.
 import { apart, chip, button, dim, link, make, table } from "./dom.js";
 import { micros, number, percent, plural } from "./format.js";
+import { causeOf } from "./requests.js";
 import { nameOf, rankName, slotHref, slotName, store, sameSlot } from "./store.js";
 import { tip } from "./tips.js";
 
@@ -160,7 +161,7 @@ export function receiptCard(receipt) {
   const parts = rows.some((row) => row.parts);
   const used = PARTS.filter((part) => rows.some((row) => row.parts?.[part] > 0));
   return make("section.card.flush", { "data-decision": receipt.id },
-    make("div.head", null, make("h2", null, title), chip(receipt.mode, receipt.mode), dim(link(slotHref(slot), `slot ${slotName(slot)}`), ` · ${receipt.policy ?? "native"} @${receipt.generation}`)),
+    make("div.head", null, make("h2", null, title), chip(receipt.mode, receipt.mode), receipt.outcome?.run?.failed && chip("no", `failed: ${causeOf(receipt.outcome.run)}`), dim(link(slotHref(slot), `slot ${slotName(slot)}`), ` · ${receipt.policy ?? "native"} @${receipt.generation}`)),
     make("p.say", null, (receipt.sentences ?? []).slice(1, -1).join(" ").replace(/(\d) (?=[mµ]s\b)/g, "$1\u00a0")),
     parts && make("p.legend", null, used.map((part) => make("span", null, make(`i.${part}`), tip(part, PART_NAMES[part]))), make("span", null, `in ${UNITS[receipt.stages.find(({ policy }) => policy in UNITS).policy]}`)),
     rows.length > 0 && !receipt.plan && [receipt.costs?.length || shownFacts(rows).length ? candidateTable(receipt, rows) : candidateLine(rows), receipt.costs?.length ? null : make("p.quiet", null, "No costs are recorded: POST /v1/route with the same body asks for an explanation, and tells those that the policy has.")],

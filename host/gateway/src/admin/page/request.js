@@ -58,12 +58,15 @@ const workerOf = (found, wanted) => {
   return leg ? link(`#worker/${leg.id}`, rankName(leg.id, leg.rank)) : "";
 };
 
+/** The failed attempts: the leg, its worker and the cause. */
+const causes = ({ attempts }) => attempts.flatMap(({ leg, id, rank, why }, place) => [place ? ", " : "", `${leg} on `, link(`#worker/${id}`, rankName(id, rank)), ` (${why})`]);
+
 /** Says in words where the time of a request went. */
-function story(found) {
+export function story(found) {
   const { outcome } = found;
   const bold = (text) => make("b", null, text);
   if (!outcome) return [found.state[0] === "open" ? "The request is in flight; this page follows it." : `The gateway refused the request: ${found.state[1]}.`];
-  const list = phases(outcome), length = (kind) => list.filter((one) => one.kind === kind).reduce((sum, one) => sum + one.to - one.from, 0);
+  const list = phases(found), length = (kind) => list.filter((one) => one.kind === kind).reduce((sum, one) => sum + one.to - one.from, 0);
   if (outcome.ttft_ms === null) {
     if (outcome.status === 499) return ["The client left after ", bold(millis(outcome.duration_ms)), ", before the first token."];
     const failed = outcome.status >= 400 ? `The request ended with ${outcome.status} ${outcome.code} after ` : "The answer was not streamed, so nothing is known of its first token. It took ";
@@ -71,8 +74,8 @@ function story(found) {
   }
   const median = store.stats?.ttft_p50_ms;
   const against = median ? `, ${number(outcome.ttft_ms / median, 1)} times the median of the last minute` : "";
-  const [most] = ["gateway", "queue", "prefill", "transfer"].map((kind) => [kind, length(kind)]).sort((a, b) => b[1] - a[1]);
-  const words = { gateway: ["reading and routing in the gateway"], queue: ["the queue in the gateway"], prefill: ["prefill on ", workerOf(found, "prefill")], transfer: ["the transfer to ", workerOf(found, "decode"), " and its first step"] }[most[0]];
+  const [most] = ["gateway", "queue", "failed", "prefill", "transfer"].map((kind) => [kind, length(kind)]).sort((a, b) => b[1] - a[1]);
+  const words = { gateway: ["reading and routing in the gateway"], queue: ["the queue in the gateway"], failed: [`${found.attempts.length > 1 ? `${number(found.attempts.length)} attempts` : "an attempt"} that failed: `, ...causes(found)], prefill: ["prefill on ", workerOf(found, "prefill")], transfer: ["the transfer to ", workerOf(found, "decode"), " and its first step"] }[most[0]];
   const left = outcome.output_tokens - 1;
   return ["The client waited ", bold(millis(outcome.ttft_ms)), ` for its first token${against}. ${most[1] * 2 > outcome.ttft_ms ? "Most of it" : "The largest part"}, `, bold(millis(most[1])), ", was ", ...words, ".",
     ...(left > 0 && outcome.itl_ms !== null ? [` Then ${number(left)} more ${left === 1 ? "token" : "tokens"} came from `, workerOf(found, "decode"), ", one every ", bold(millis(outcome.itl_ms)), "."] : []),
@@ -89,14 +92,15 @@ function timeline(found) {
   const { outcome } = found, all = outcome.duration_ms;
   const at = (ms) => `${((100 * ms) / all).toFixed(2)}%`;
   const names = {
-    gateway: ["Reading and routing"], queue: ["Queue in the gateway"], prefill: ["Prefill on ", workerOf(found, "prefill")], transfer: ["Transfer, first step on ", workerOf(found, "decode")],
-    decode: ["Decode on ", workerOf(found, "decode")], whole: ["Answer of ", workerOf(found, "aggregated")],
+    gateway: () => ["Reading and routing"], queue: () => ["Queue in the gateway"], failed: (attempt) => ["Failed: ", ...causes({ attempts: [attempt] })],
+    prefill: () => ["Prefill on ", workerOf(found, "prefill")], transfer: () => ["Transfer, first step on ", workerOf(found, "decode")],
+    decode: () => ["Decode on ", workerOf(found, "decode")], whole: () => ["Answer of ", workerOf(found, "aggregated")],
   };
-  const rows = phases(outcome).flatMap(({ kind, from, to }) => {
+  const rows = phases(found).flatMap(({ kind, from, to, attempt }) => {
     const text = millis(to - from) + (kind === "decode" ? `, ${outcome.ttft_ms === null ? plural(outcome.output_tokens, "token") : plural(Math.max(0, outcome.output_tokens - 1), "more token")}` : "");
     const inside = (to - from) / all > INSIDE, right = to / all > 1 - INSIDE;
     const style = inside ? { left: at(from) } : right ? { right: at(all - from) } : { left: at(to) };
-    return [make("span.what", null, names[kind]), make("div.track", null, make(`i.${kind}`, { style: { left: at(from), width: at(to - from) } }), make(`span${inside ? ".inside" : ""}`, { style }, text))];
+    return [make("span.what", null, names[kind](attempt)), make("div.track", null, make(`i.${kind}`, { style: { left: at(from), width: at(to - from) } }), make(`span${inside ? ".inside" : ""}`, { style }, text))];
   });
   const ticks = roundTicks(all).map((ms) => make("span", { style: { left: at(ms) } }, millis(ms)));
   const late = outcome.ttft_ms / all > 0.75;

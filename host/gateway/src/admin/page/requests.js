@@ -1,7 +1,7 @@
 // Requests, put together from the decisions of their legs, and their rows.
 import { apart, chip, make, setAttribute, setText, table } from "./dom.js";
 import { clock, millis, number, percent } from "./format.js";
-import { idOf, nameOf, rankName } from "./store.js";
+import { called, idOf, nameOf, rankName } from "./store.js";
 import { explained, tip } from "./tips.js";
 
 const LEGS = ["prefill", "decode", "aggregated"];
@@ -37,10 +37,11 @@ function describe({ request_id, model, at_ms, decisions }) {
   const outcome = last((one) => one.outcome && !one.outcome.retried)?.outcome ?? last((one) => one.outcome)?.outcome ?? null;
   const refused = last((one) => one.refused)?.refused ?? null;
   const shed = decisions.some((one) => one.plan?.word === "shed");
+  const runs = runsOf(decisions), attempts = failedAttempts(runs, outcome);
   return {
     id: decisions[0].id, request_id, model, at_ms, outcome, ids: decisions.map((one) => one.id),
     workers: LEGS.filter((leg) => legs[leg]).map((leg) => ({ leg, id: idOf(legs[leg].choice), rank: legs[leg].choice.dp_rank })),
-    state: stateOf(outcome, refused, shed), notes: notesOf(decisions, outcome), canary: decisions.some((one) => one.mode === "canary"),
+    state: stateOf(outcome, refused, shed), notes: notesOf(decisions, outcome, attempts), runs, attempts, canary: decisions.some((one) => one.mode === "canary"),
     words: [...new Set(decisions.flatMap((one) => [one.slot, one.policy ?? "native", one.decider.by, one.decider.reason, one.reason]))].filter(Boolean).join(" "),
   };
 }
@@ -55,10 +56,45 @@ function stateOf(outcome, refused, shed) {
   return [status >= 500 ? "failed" : "refused", `${status} ${code.replaceAll("_", " ")}`];
 }
 
-function notesOf(decisions, outcome) {
+/** What ended a leg without an answer, in words. */
+export function causeOf({ failed, status }) {
+  if (status) return `HTTP ${status}`;
+  return { connect: "no connection", closed: "the connection broke", broken: "the connection broke", timeout: "no answer in time", down: "the engine was down" }[failed] ?? failed.replaceAll("_", " ");
+}
+
+/** The legs of a request that were sent, in the order of time: milliseconds since its first byte. */
+function runsOf(decisions) {
+  const sent = decisions.filter((one) => one.outcome?.run && one.choice);
+  const run = ({ leg, choice, outcome: { run, retried, duration_ms: end } }) => ({
+    leg, id: idOf(choice), rank: choice.dp_rank, retried, from: run.sent_ms, to: run.ended_ms ?? end, why: run.failed ? causeOf(run) : null,
+  });
+  return sent.map(run).sort((a, b) => a.from - b.from);
+}
+
+/**
+ * The attempts of a request that failed before another one served it: a leg that failed, and what the same attempt ran
+ * before and beside it. An attempt that sent tokens to the client served it, although it broke later.
+ */
+function failedAttempts(runs, outcome) {
+  const found = [];
+  for (const { leg, id, rank, from, to, why } of runs.filter(({ retried }) => retried)) {
+    const last = found.at(-1);
+    if (!last || (last.why && from >= last.to)) {
+      found.push({ from, to, leg, id, rank, why });
+      continue;
+    }
+    last.to = Math.max(last.to, to);
+    if (why && !last.why) Object.assign(last, { leg, id, rank, why });
+  }
+  const first = outcome?.ttft_ms ?? Infinity;
+  return found.filter(({ why, to }) => why && to <= first);
+}
+
+function notesOf(decisions, outcome, attempts) {
   const notes = [];
-  const counts = decisions.filter((one) => one.attempt > 0).length;
-  if (counts) notes.push(`${counts + 1} attempts`);
+  const most = Math.max(...decisions.map(({ attempt }) => attempt));
+  if (attempts.length) notes.push(attempts.map(({ id, leg, why }) => `${leg} on ${nameOf(id)} failed: ${why}`).join(", "));
+  else if (most > 0) notes.push(`${most + 1} attempts`);
   const fallback = decisions.find((one) => one.decider.by === "fallback");
   if (fallback) notes.push(`${fallback.leg}: fallback, ${fallback.decider.reason.replaceAll("_", " ")}`);
   const waited = outcome?.times_ms?.queued;
@@ -80,20 +116,43 @@ function notesOf(decisions, outcome) {
 /** Requests without a decision, in the form of the others. */
 export const unrouted = (list) => list.map(({ request_id, model, outcome }) => ({
   id: null, request_id, model, at_ms: outcome.ended_at_ms - outcome.duration_ms, outcome, ids: [], workers: [],
-  state: stateOf(outcome), notes: [], canary: false, words: "",
+  state: stateOf(outcome), notes: [], runs: [], attempts: [], canary: false, words: "",
 }));
 
-/** The phases of a request: `{ kind, from, to }` in milliseconds since its first byte. */
-export function phases(outcome) {
+/** The times of the legs that sent the first token. Those that the gateway tells are of the last legs, which may have sent the rest of a stream. */
+function servingTimes({ times_ms: times, ttft_ms: first }, runs) {
+  const answer = runs.findLast(({ leg, from, to }) => leg !== "prefill" && from <= first && to >= first);
+  if (first === null || !answer || (times.prefill_sent ?? times.answer_sent) <= first) return times;
+  const prefill = answer.leg === "decode" ? runs.findLast(({ leg, from }) => leg === "prefill" && from <= first) : null;
+  return { ...times, prefill_sent: prefill?.from ?? null, prefill_ended: prefill?.to ?? null, answer_sent: answer.from };
+}
+
+/** Puts failed attempts in the place of what the gateway did meanwhile, and of the wait for a transfer. */
+function withFailed(list, attempts) {
+  const isIdle = ({ kind }) => kind === "gateway" || kind === "transfer";
+  const without = (parts, { from, to }) => parts.flatMap((one) => [{ ...one, to: Math.min(one.to, from) }, { ...one, from: Math.max(one.from, to) }].filter((part) => part.to > part.from));
+  const failed = attempts.flatMap((attempt) => list.filter((one) => !isIdle(one)).reduce(without, [{ kind: "failed", from: attempt.from, to: attempt.to, attempt }]));
+  const kept = attempts.reduce((parts, attempt) => [...parts.filter((one) => !isIdle(one)), ...without(parts.filter(isIdle), attempt)], list);
+  return [...kept, ...failed].sort((a, b) => a.from - b.from);
+}
+
+/** The phases of a request: `{ kind, from, to }` in milliseconds since its first byte; of a failed attempt also `attempt`. */
+export function phases({ outcome, runs = [], attempts = [] }) {
   if (!outcome?.times_ms) return [];
-  const { ttft_ms: first, duration_ms: end, times_ms: { queued, prefill_sent: prefill, prefill_ended: filled, answer_sent: answer } } = outcome;
-  const began = prefill ?? answer;
+  const { ttft_ms: first, duration_ms: end } = outcome, { queued, prefill_sent: prefill, prefill_ended: filled, answer_sent: answer } = servingTimes(outcome, runs);
+  return withFailed(phasesOf({ first, end, queued, prefill, filled, answer }, attempts[0]?.from ?? Infinity), attempts);
+}
+
+/** The phases of the attempt that served. The request was sent first at `sent`, if that was earlier. */
+function phasesOf({ first, end, queued, prefill, filled, answer }, sent) {
+  const began = prefill ?? answer, start = Math.min(began ?? end, sent);
   const found = [];
   const add = (kind, from, to) => to > from && found.push({ kind, from, to });
-  const wait = Math.max(0, (began ?? end) - (queued ?? 0));
+  const wait = Math.max(0, start - (queued ?? 0));
   if (began !== null) add("gateway", 0, wait);
-  if (queued !== null) add("queue", wait, began ?? end);
+  if (queued !== null) add("queue", wait, start);
   if (began === null) return found;
+  add("gateway", start, began);
   if (prefill !== null) {
     add("prefill", prefill, filled ?? end);
     if (first !== null && filled !== null) add("transfer", filled, first);
@@ -107,18 +166,18 @@ export function phases(outcome) {
   return found;
 }
 
-const PHASES = { gateway: "reading and routing", queue: "queue", prefill: "prefill", transfer: "transfer and first step", decode: "decode", whole: "prefill and decode" };
+const PHASES = { gateway: "reading and routing", failed: "failed attempt", queue: "queue", prefill: "prefill", transfer: "transfer and first step", decode: "decode", whole: "prefill and decode" };
 
 /** The colour of each phase. */
-const COLOURS = { gateway: "--f2", queue: "--four", prefill: "--one", whole: "--one", transfer: "--two", decode: "--three" };
+const COLOURS = { gateway: "--f2", failed: "--bad", queue: "--four", prefill: "--one", whole: "--one", transfer: "--two", decode: "--three" };
 
 /** The phases as one line of legend. */
-export const phaseLegend = () => make("span.legend", null, ["gateway", "queue", "prefill", "transfer", "decode"].map((kind) => make("span", null, make(`i.${kind}`), PHASES[kind])));
+export const phaseLegend = () => make("span.legend", null, ["gateway", "queue", "failed", "prefill", "transfer", "decode"].map((kind) => make("span", null, make(`i.${kind}`), PHASES[kind])));
 
 /** Shows the phases of a request as one bar: one property, because many rows change every second. */
-function setStrip(node, outcome, scale) {
-  const list = phases(outcome);
-  const text = list.map(({ kind, from, to }) => `${PHASES[kind]} ${millis(to - from)}`).join(", ");
+function setStrip(node, request, scale) {
+  const list = phases(request);
+  const text = list.map(({ kind, from, to, attempt }) => `${PHASES[kind]} ${millis(to - from)}${attempt ? ` (${called(attempt.id)}: ${attempt.why})` : ""}`).join(", ");
   setAttribute(node, "aria-label", text || "nothing measured");
   setAttribute(node, "title", text);
   node.hidden = !list.length;
@@ -161,7 +220,8 @@ function requestRow() {
     cell("cached.n", make("span"), make("span.dim")), cell("route"), cell("note", chip("canary", "canary"), make("span.dim")));
 }
 
-function setRow(row, { id, at_ms: at, state: [kind, text], outcome, workers, notes, canary }, scale) {
+function setRow(row, request, scale) {
+  const { id, at_ms: at, state: [kind, text], outcome, workers, notes, canary } = request;
   const [when, what, where, ttft, itl, tokens, cached, route, note] = row.children;
   row.className = id ? "go" : "";
   const [link] = when.children, [state] = what.children, [reported, predicted] = cached.children, [chipped, told] = note.children;
@@ -169,7 +229,7 @@ function setRow(row, { id, at_ms: at, state: [kind, text], outcome, workers, not
   setText(link, clock(at));
   state.className = `st ${kind}`;
   setText(state, text);
-  setStrip(where.children[0], outcome, scale);
+  setStrip(where.children[0], request, scale);
   setText(ttft, millis(outcome?.ttft_ms));
   setText(itl, millis(outcome?.itl_ms));
   setText(tokens, outcome ? `${number(outcome.prompt_tokens)} → ${number(outcome.output_tokens)}` : "–");

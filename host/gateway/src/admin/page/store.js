@@ -10,8 +10,10 @@ export const store = {
 export const HOT = [3, 6];
 /** Legs below which a share means nothing. */
 const MIN_LEGS = 40;
-/** From this share of failed legs on a worker is worth a look. */
-const MANY_ERRORS = 50_000;
+/** A worker with so many failed legs, which are this share of all its legs, is worth a look. */
+const [MIN_FAILED, MANY_FAILED] = [3, 0.05];
+/** With fewer failed requests in the last minute their share means nothing. */
+const MIN_ERRORS = 3;
 
 export const nameOf = (id) => store.names.get(String(id)) ?? String(id).slice(0, 10);
 /** The name of a worker in a sentence. */
@@ -37,22 +39,39 @@ export function take(kind, data) {
 function takeFleet({ columns, workers: rows }) {
   const workers = rows.map((row) => Object.fromEntries(columns.map((column, place) => [column, row[place]])));
   store.names = names(workers);
-  for (const role of new Set(workers.map((worker) => worker.role))) {
-    const all = workers.filter((worker) => worker.role === role);
-    const eligible = all.filter((worker) => !isOut(worker));
-    const [legs, ranks] = ["legs", "ranks"].map((column) => eligible.reduce((sum, worker) => sum + worker[column], 0));
-    const busiest = Math.max(1, ...all.map((worker) => worker.in_flight));
-    for (const worker of all) {
-      worker.part = legs ? worker.legs / legs : 0;
-      worker.even = ranks ? worker.ranks / ranks : 0;
-      worker.share = worker.even && !isOut(worker) ? worker.part / worker.even : 0;
-      worker.peers = eligible.length;
-      worker.load = worker.in_flight / (worker.limit || busiest);
+  for (const ofOneRole of groups(workers, ({ role }) => role)) {
+    const busiest = ofOneRole.reduce((most, worker) => Math.max(most, worker.in_flight), 1);
+    const peers = groups(ofOneRole, ({ models }) => models);
+    for (const all of peers) {
+      const eligible = all.filter((worker) => !isOut(worker));
+      const [legs, ranks] = ["legs", "ranks"].map((column) => eligible.reduce((sum, worker) => sum + worker[column], 0));
+      for (const worker of all) {
+        worker.part = legs ? worker.legs / legs : 0;
+        worker.even = ranks ? worker.ranks / ranks : 0;
+        worker.share = worker.even && !isOut(worker) ? worker.part / worker.even : 0;
+        worker.peers = eligible.length;
+        worker.pool = `${worker.role} legs${peers.length > 1 ? " of its models" : ""}`;
+        worker.load = worker.in_flight / (worker.limit || busiest);
+        worker.errors = worker.legs || worker.failed ? worker.failed / Math.max(worker.legs, worker.failed) : null;
+      }
     }
   }
   store.workers = workers;
   store.byId = new Map(workers.map((worker) => [worker.id, worker]));
 }
+
+/** The lists of workers with the same key. */
+function groups(workers, key) {
+  const found = new Map();
+  for (const worker of workers) {
+    if (!found.has(key(worker))) found.set(key(worker), []);
+    found.get(key(worker)).push(worker);
+  }
+  return [...found.values()];
+}
+
+/** Eligible workers of a role that share their legs with others, the highest share first. */
+export const sharing = (role) => ofRole(role).filter((worker) => !isOut(worker) && worker.peers > 1).sort((a, b) => b.share - a.share);
 
 export const ofRole = (role) => store.workers.filter((worker) => worker.role === role);
 export const roles = () => ["prefill", "decode", "aggregated"].filter((role) => ofRole(role).length);
@@ -63,13 +82,16 @@ const ASKED = ["draining", "leaving", "paused"];
 export const isDown = ({ out }) => out !== null && !ASKED.includes(out);
 
 /** What part of the legs a worker takes, and what would be even: by ranks. */
-export function takes({ id, role, ranks, part, even }, first) {
+export function takes({ id, pool, ranks, part, even }, first) {
   const digits = even < 0.01 ? 2 : 1;
-  return `${called(id, first)}${ranks > 1 ? ` (${ranks} ranks)` : ""} takes ${percent(part, digits)} of the ${role} legs; its even share is ${percent(even, digits)}`;
+  return `${called(id, first)}${ranks > 1 ? ` (${ranks} ranks)` : ""} takes ${percent(part, digits)} of the ${pool}; its even share is ${percent(even, digits)}`;
 }
 
+/** Whether many of a worker's legs failed. */
+export const isFailing = ({ failed, errors }) => failed >= MIN_FAILED && errors >= MANY_FAILED;
+
 /** Whether a worker gets far more than its share: many times the mean, or nearly everything of a small role. */
-const isSkewed = ({ legs, part, peers, share }) => peers > 1 && legs >= MIN_LEGS && (share >= HOT[0] || part >= 0.9);
+const isSkewed = ({ out, legs, part, peers, share }) => out === null && peers > 1 && legs >= MIN_LEGS && (share >= HOT[0] || part >= 0.9);
 
 /**
  * Why a worker is worth a look, the first of each kind: `text` has no subject, `title` is a sentence about all `more` + 1
@@ -83,10 +105,10 @@ export function notable() {
   });
   const by = (value) => (a, b) => value(b) - value(a);
   const all = store.workers;
-  first(all.filter(isSkewed).sort(by((worker) => worker.share)), "warn", ({ part, role, share }) =>
-    part >= 0.9 ? `gets ${percent(part)} of all ${role} legs` : `gets ${times(share).slice(0, -1)} times its share`, "get far more than their share", (worker) => takes(worker, true));
-  const fails = ({ error_ppm: ppm }) => `fails ${percent(ppm / 1e6, 1)} of its legs`;
-  first(all.filter((worker) => !isOut(worker) && worker.error_ppm >= MANY_ERRORS).sort(by((worker) => worker.error_ppm)), "bad", fails, "fail many of their legs", (worker, name) => name && `${name} ${fails(worker)}`);
+  first(all.filter(isSkewed).sort(by((worker) => worker.share)), "warn", ({ part, pool, share }) =>
+    part >= 0.9 ? `gets ${percent(part)} of all ${pool}` : `gets ${times(share).slice(0, -1)} times its share`, "get far more than their share", (worker) => takes(worker, true));
+  const fails = ({ failed, legs }) => `failed ${number(failed)} of its ${number(Math.max(legs, failed))} legs in five minutes`;
+  first(all.filter((worker) => !isOut(worker) && isFailing(worker)).sort(by((worker) => worker.errors)), "bad", fails, "failed many of their legs", (worker, name) => name && `${name} ${fails(worker)}`);
   const out = all.filter(isOut);
   for (const state of new Set(out.map((worker) => worker.out))) {
     const why = state.replaceAll("_", " ");
@@ -126,9 +148,25 @@ export function marks(now) {
   return shown.map((change, place) => ({ ...change, number: place + 1, isBad: isBad(change) }));
 }
 
+/** What `/status` says of the gateway, as problems. A reason has its subject before the first colon or semicolon. */
+function reasons({ ready = true, reasons: all = [] }) {
+  const found = [];
+  if (!ready) found.push({ bad: true, title: "The gateway is not ready", text: "no model can be served; /readyz answers 503" });
+  const unserved = all.map((reason) => /^model (.*) cannot be served/s.exec(reason)?.[1]).filter(Boolean);
+  if (unserved.length > 1) found.push({ bad: true, href: "#fleet", title: `${number(unserved.length)} models cannot be served`, text: unserved.join(", ") });
+  for (const reason of all) {
+    if (unserved.length > 1 && /^model .* cannot be served/s.test(reason)) continue;
+    const worker = /\bworker (\d+)/.exec(reason)?.[1];
+    const [, title, text = ""] = /^((?:worker \d+: )?.*?)(?:[:;] (.*))?$/s.exec(reason).map((part) => part?.replace(/\bworker (\d+)/g, (_, id) => called(id)));
+    const href = store.byId.has(worker) ? `#worker/${worker}` : reason.startsWith("model ") ? "#fleet" : null;
+    found.push({ bad: true, href, title: title[0].toUpperCase() + title.slice(1), text });
+  }
+  return found;
+}
+
 /** Problems, most urgent first: `{ bad, href, title, text }`. */
 export function problems() {
-  const found = [];
+  const found = reasons(store.stats ?? {});
   for (const slot of store.slots.slots) {
     const name = slotName(slot);
     if (slot.breaker_open) found.push({ bad: true, href: slotHref(slot), title: `Slot ${name} runs its fallback`, text: `${slot.policy} fails: ${slot.last_failure?.message ?? slot.last_failure?.kind ?? "see its failures"}` });
@@ -143,7 +181,7 @@ export function problems() {
   for (const { worker, kind, title, detail, more } of workers) found.push({ bad: kind === "bad", href: more ? "#fleet" : `#worker/${worker.id}`, title, text: detail });
   for (const file of store.slots.strays) found.push({ href: "#slot", title: "A policy file belongs to no slot", text: file });
   const { errors_per_second: errors = 0, requests_per_second: rate = 0 } = store.stats ?? {};
-  if (errors > rate * 0.01) found.push({ bad: true, href: "#overview/failed", title: `${percent(errors / rate, 1)} of the requests fail`, text: "over the last minute" });
+  if (errors * 60 >= MIN_ERRORS - 0.5 && errors > rate * 0.01) found.push({ bad: true, href: "#overview/failed", title: `${percent(errors / rate, 1)} of the requests failed`, text: "over the last minute" });
   return found.sort((a, b) => Number(Boolean(b.bad)) - Number(Boolean(a.bad)));
 }
 

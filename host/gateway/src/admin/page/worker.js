@@ -76,16 +76,11 @@ function signals({ worker: { engine_load: engine, total_blocks: blocks, ranks },
       ? signal("workerItl", "Time per token", [timeParts(itl)], compared(itl, store.stats?.itl_p50_ms), line("Time to first token", with_(hour.ttft_ms.map((value) => value || null), ttft), (value) => `TTFT ${millis(value)}`), ends)
       : signal("workerTtft", row.role === "prefill" ? "Prefill leg" : "Time to first token", [timeParts(ttft)], row.role === "prefill" ? "until its answer" : compared(ttft, store.stats?.ttft_p50_ms), line("Time to first token", with_(hour.ttft_ms.map((value) => value || null), ttft), millis), ends),
     signal("workerCache", "Cache hits", [percent(found?.reported ?? null).split(/\s/)], found ? `${percent(store.stats?.cached_share)} over all workers` : row.role === "decode" ? "prompts are prefilled elsewhere" : "nothing reported yet", make("div.pair", null, found && [bar(`${percent(found.reported)} reported`, found.reported), bar(predictedText(found.predicted, recorded), found.predicted)]), ["latest requests", ""]),
-    signal("errors", "Errors", [percent(row.error_ppm / 1e6, 1).split(/\s/)], failures(recorded), line("Errors", with_(hour.error_ppm.map((ppm) => ppm / 1e6), row.error_ppm / 1e6), (value) => percent(value, 1), { top: Math.max(0.01, row.error_ppm / 1e6, ...hour.error_ppm.map((ppm) => ppm / 1e6)) * 1.1 }), ends));
+    signal("errors", "Errors", [percent(row.errors, 1).split(/\s/)], row.legs ? `${number(row.failed)} of ${number(row.legs)} legs in five minutes` : "no leg in five minutes", line("Errors", with_(hour.error_ppm.map((ppm) => ppm / 1e6), row.errors), (value) => percent(value, 1), { top: Math.max(0.01, row.errors ?? 0, ...hour.error_ppm.map((ppm) => ppm / 1e6)) * 1.1 }), ends));
 }
 
 const bar = (name, value) => make("div", null, make("small", null, name), make("span.meter.long", null, make("i", { style: { width: `${100 * value}%` } })));
 const compared = (own, all) => (own && all ? `${times(own / all)} the median of all` : "");
-
-function failures(recorded) {
-  const ended = recorded.filter(({ outcome }) => outcome);
-  return `${number(ended.filter(({ outcome }) => outcome.status >= 500).length)} of the latest ${number(ended.length)} requests`;
-}
 
 const hasCost = ({ choice }) => typeof choice?.cost === "number";
 
@@ -135,7 +130,7 @@ function rankTable({ ranks, spec }) {
   const rows = ranks.map((rank) => make("tr", null, make("td", null, make("b", null, `rank ${rank.dp_rank}`)), make("td.n", { "data-label": "in flight" }, number(rank.active_requests), limit && meter(rank.active_requests / limit)),
     make("td.n", { "data-label": "tokens waiting" }, number(rank.active_prefill_tokens)), make("td.n", { "data-label": "blocks held" }, number(rank.decode_blocks)),
     make("td.n", { "data-label": ttft }, micros(rank.ttft_ewma_us || null)), make("td.n", { "data-label": "ITL" }, micros(rank.itl_ewma_us || null)), make("td.n", { "data-label": "errors" }, percent(rank.error_ppm / 1e6, 1))));
-  return card("flush", "Ranks", null, table("rows.ranks", ["rank", ["n", tip("flight", "in flight")], ["n", tip("waiting", "tokens waiting")], ["n", tip("held", "blocks held")], ["n", tip("workerTtft", ttft)], ["n", tip("workerItl", "ITL")], ["n", tip("errors", "errors")]], rows));
+  return card("flush", "Ranks", null, table("rows.ranks", ["rank", ["n", tip("flight", "in flight")], ["n", tip("waiting", "tokens waiting")], ["n", tip("held", "blocks held")], ["n", tip("workerTtft", ttft)], ["n", tip("workerItl", "ITL")], ["n", tip("rankErrors", "errors")]], rows));
 }
 
 function configuration(worker) {
