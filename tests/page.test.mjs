@@ -239,8 +239,8 @@ test("m6 what status says of the gateway comes first, and is no markup", () => {
     [true, null, "The configuration, or a file that it names, changed and is not applied", "gw.toml:5:1: unknown key `dirr`"],
     [true, "#fleet", `Model ${HOSTILE} cannot be served`, "ranks in service: prefill 2 of 2, decode 0 of 2, aggregated 0 of 0"],
     [true, `#worker/${LONG}`, "10.0.0.3:8000: no KV events of rank 0 from tcp://10.0.0.3:5557", "connection refused"],
-    [true, `#worker/${LONG}`, "10.0.0.3:8000 is unhealthy", ""],
     [true, "#overview/failed", "100 % of the requests failed", "over the last minute"],
+    [true, `#worker/${LONG}`, "10.0.0.3:8000 is unhealthy", ""],
     [false, "#worker/1", "Worker 1 gets 95 % of all prefill legs", "Worker 1 takes 95.0 % of the prefill legs; its even share is 50.0 %"],
   ]);
   stats({ errors_per_second: 2 / 60, requests_per_second: 2 / 60, reasons: ["model a cannot be served; x", "model b cannot be served; y", "the decision log /full/log cannot be written: No space left on device"] });

@@ -167,6 +167,8 @@ function reasons({ ready = true, reasons: all = [] }) {
 /** Problems, most urgent first: `{ bad, href, title, text }`. */
 export function problems() {
   const found = reasons(store.stats ?? {});
+  const { errors_per_second: errors = 0, requests_per_second: rate = 0 } = store.stats ?? {};
+  if (errors * 60 >= MIN_ERRORS - 0.5 && errors > rate * 0.01) found.push({ bad: true, href: "#overview/failed", title: `${percent(errors / rate, 1)} of the requests failed`, text: "over the last minute" });
   for (const slot of store.slots.slots) {
     const name = slotName(slot);
     if (slot.breaker_open) found.push({ bad: true, href: slotHref(slot), title: `Slot ${name} runs its fallback`, text: `${slot.policy} fails: ${slot.last_failure?.message ?? slot.last_failure?.kind ?? "see its failures"}` });
@@ -180,8 +182,6 @@ export function problems() {
   const workers = notable().filter(({ kind }) => kind !== "dim");
   for (const { worker, kind, title, detail, more } of workers) found.push({ bad: kind === "bad", href: more ? "#fleet" : `#worker/${worker.id}`, title, text: detail });
   for (const file of store.slots.strays) found.push({ href: "#slot", title: "A policy file belongs to no slot", text: file });
-  const { errors_per_second: errors = 0, requests_per_second: rate = 0 } = store.stats ?? {};
-  if (errors * 60 >= MIN_ERRORS - 0.5 && errors > rate * 0.01) found.push({ bad: true, href: "#overview/failed", title: `${percent(errors / rate, 1)} of the requests failed`, text: "over the last minute" });
   return found.sort((a, b) => Number(Boolean(b.bad)) - Number(Boolean(a.bad)));
 }
 
