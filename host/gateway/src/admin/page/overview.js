@@ -115,7 +115,7 @@ function signals() {
   const line = (label, lines, format, more) => spark({ at, lines, now, marks: numbered, label: `${label} in the last hour`, format, ...more });
   const latency = (name) => ["p50", "p90", "p99"].map((quantile) => [...timeParts(stats[`${name}_${quantile}_ms`]), quantile]);
   const success = shares.at(-1), lowest = Math.min(1, ...shares.filter((one) => one !== null));
-  const floor = Math.min(0.99, lowest - (1 - lowest) * 0.2);
+  const floor = Math.max(0, Math.min(0.99, lowest - (1 - lowest) * 0.2));
   const waiting = [...minutes.map((one) => one.waiting), stats.queue.waiting];
   return make("div.signals", null,
     signal("requests", "Requests", [[rate(stats.requests_per_second), "/s"]], [tip("goodput", "goodput"), ` ${rate(stats.goodput_per_second)}/s, ${number(stats.inflight)} in flight`], line("Requests per second", [of("requests_per_second")], (value) => `${number(value, 1)}/s`), ends),
