@@ -21,7 +21,7 @@ async fn until(events: &mut Stream, wanted: impl Fn(&Value) -> bool) -> Value {
         loop {
             let event = events.next().await.unwrap().unwrap();
             let data = event.split_once("\ndata: ").map(|(_, data)| serde_json::from_str(data).unwrap());
-            if let Some(data) = data.filter(&wanted) {
+            if let Some(data) = data.filter(|data| !event.starts_with("event: hello") && wanted(data)) {
                 return data;
             }
         }
