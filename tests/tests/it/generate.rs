@@ -425,6 +425,59 @@ async fn a1_an_output_that_was_aborted_with_a_status_is_an_error_and_one_without
 }
 
 #[tokio::test]
+async fn a1_a_whole_answer_whose_output_was_aborted_with_a_status_is_an_error() {
+    let output = |finish: &str| {
+        let event = event("", finish, 0);
+        event.trim().trim_start_matches("data: ").to_owned()
+    };
+    let good = output(r#"{"type":"stop","matched":2}"#);
+    for (status, expected) in [("400", 400), ("503", 503), ("500", 502)] {
+        let bad = output(&aborted(status));
+        for answer in [bad.clone(), format!("[{good},{bad}]"), format!(" [{bad}, {bad}]")] {
+            let shown = answer.clone();
+            let engine = engine(MODELS, move |_| vec![Act::Send(json_answer(&answer))]).await;
+            let cluster = before(&[("aggregated", &engine)]).await;
+            let reply = post(&cluster, body(json!({}))).await;
+            let (code, text) = refusal(&reply);
+            // A1.13
+            assert!(code == expected && text.contains("the engine said why"), "{shown}: {code} {text}");
+            cluster.at_rest().await.unwrap();
+        }
+    }
+    // Somebody aborted the request by its id: its output so far is the answer.
+    let bad = output(&aborted("null"));
+    let answer = bad.clone();
+    let engine_null = engine(MODELS, move |_| vec![Act::Send(json_answer(&answer))]).await;
+    let cluster = before(&[("aggregated", &engine_null)]).await;
+    let reply = post(&cluster, body(json!({}))).await;
+    // A1.13
+    assert_eq!((reply.status.as_u16(), &*reply.body), (200, bad.as_bytes()));
+}
+
+#[tokio::test]
+async fn a1_an_aborted_whole_answer_is_tried_at_another_worker() {
+    let output = |finish: &str| event("", finish, 0).trim().trim_start_matches("data: ").to_owned();
+    let (good, bad) = (output(r#"{"type":"stop","matched":2}"#), output(&aborted("500")));
+    for is_batch in [false, true] {
+        let answer = |output: &str| if is_batch { format!("[{output},{output}]") } else { output.to_owned() };
+        let (expected, answers) = (answer(&good), [answer(&good), answer(&bad)]);
+        let [engine_good, engine_bad] =
+            answers.map(|answer| engine(MODELS, move |_| vec![Act::Send(json_answer(&answer))]));
+        let (engine_good, engine_bad) = (engine_good.await, engine_bad.await);
+        let cluster = before(&[("aggregated", &engine_good), ("aggregated", &engine_bad)]).await;
+        for number in (0..64).take_while(|number| *number < 4 || engine_bad.requests().is_empty()) {
+            let reply = post(&cluster, body(json!({ "text": format!("{number} and more") }))).await;
+            // A1.13
+            assert_eq!((reply.status.as_u16(), &*reply.body), (200, expected.as_bytes()));
+        }
+        assert!(!engine_bad.requests().is_empty());
+        let outcome = "pointsman_legs_total{leg=\"aggregated\",engine=\"sglang\",outcome=\"status_5xx\"";
+        assert!(cluster.metric(outcome).await.unwrap().into_iter().sum::<f64>() > 0.0);
+        cluster.at_rest().await.unwrap();
+    }
+}
+
+#[tokio::test]
 async fn a1_refusals_of_sglang_and_counts_that_are_no_numbers_pass() {
     let refused = r#"{"error":{"message":"The input is too long"}}"#;
     let engine_400 = engine(MODELS, move |_| vec![Act::Send(status("400 Bad Request", refused))]).await;

@@ -99,9 +99,9 @@ pub(super) fn event(event: &[u8]) -> Seen {
         cached_tokens: count(&keys.cached_tokens),
     });
     let token = tokens.is_some_and(|tokens| tokens > 0);
-    // Without a status, a client or an operator aborted the request: its output so far is the answer.
-    let error = finish && failed(sse::object(event)).is_some_and(|abort| abort.status_code.is_some());
-    Seen { token, tokens: token.into(), finish, error, usage, ..Seen::default() }
+    let error = finish && failed(sse::object(event));
+    let handoff = finish && sse::has_handoff(event);
+    Seen { token, tokens: token.into(), finish, error, usage, handoff, ..Seen::default() }
 }
 
 /// Looks at a whole answer to a request for `n` outputs of each prompt.
@@ -112,20 +112,26 @@ pub(crate) fn whole(n: u32, body: &[u8]) -> Seen {
     let mut totals = Totals::default();
     outputs.iter().for_each(|output| totals.add(output.meta_info.usage()));
     let usage = (!outputs.is_empty()).then(|| totals.of_prompts(n));
-    Seen { usage, ..Seen::default() }
+    Seen { error: failed(body), usage, ..Seen::default() }
 }
 
 /// Returns whether an output was aborted, in an event's data or a whole answer.
 pub(crate) fn was_aborted(json: &[u8]) -> bool {
-    failed(json).is_some()
+    aborts(json).is_some_and(|aborts| !aborts.is_empty())
 }
 
-fn failed(json: &[u8]) -> Option<Abort> {
+/// Returns whether an output was aborted with a status. Without one, a client or an operator aborted the
+/// request: its output so far is the answer.
+fn failed(json: &[u8]) -> bool {
+    aborts(json).is_some_and(|aborts| aborts.iter().any(|abort| abort.status_code.is_some()))
+}
+
+fn aborts(json: &[u8]) -> Option<Vec<Abort>> {
     // Almost no answer has one.
     memmem::find(json, b"abort")?;
     let ends = outputs(json)?.into_iter().filter_map(|output| output.meta_info.finish_reason);
-    let mut aborts = ends.filter_map(|end| serde_json::from_str::<Abort>(end.get()).ok());
-    aborts.find(|abort| abort.r#type == "abort")
+    let aborts = ends.filter_map(|end| serde_json::from_str::<Abort>(end.get()).ok());
+    Some(aborts.filter(|abort| abort.r#type == "abort").collect())
 }
 
 /// The outputs of a whole answer, or of an event: one, or a list for a batch.

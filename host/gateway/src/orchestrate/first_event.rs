@@ -128,8 +128,16 @@ pub(super) fn error_in(seen: &Seen, event: &[u8]) -> Option<CallError> {
     if let Some(end) = seen.failed_end {
         return Some(CallError::GaveUp(end));
     }
-    let object = || Some(sse::object(event)).filter(|object| !object.is_empty());
-    seen.error.then(|| CallError::of_error_body(object().unwrap_or_else(|| sse::data(event))))
+    seen.error.then(|| CallError::of_error_body(json_of(event)))
+}
+
+/// Returns the JSON of an event, or of a whole answer, which may be a list.
+fn json_of(event: &[u8]) -> &[u8] {
+    let body = sse::without_mark(event).trim_ascii_start();
+    if body.starts_with(b"[") {
+        return body;
+    }
+    Some(sse::object(event)).filter(|object| !object.is_empty()).unwrap_or_else(|| sse::data(event))
 }
 
 /// Returns the error of a response that failed because its engine has too much to do (Responses API). Other

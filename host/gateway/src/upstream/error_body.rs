@@ -7,13 +7,15 @@ use serde_json::{Value, json};
 use super::CallError;
 
 impl CallError {
-    /// Converts the error object of an answer with status 200. Its code is the status, where it has one;
+    /// Converts the error of an answer with status 200. Its code is the status, where it has one;
     /// otherwise the code or the type may name it. Other text is quoted.
     #[must_use]
     pub(crate) fn of_error_body(body: &[u8]) -> Self {
         let json: Value = serde_json::from_slice(body).unwrap_or_default();
-        // SGLang's `/generate` names an error as the reason why an output ended.
-        let abort = json.pointer("/meta_info/finish_reason").map(|end| {
+        // SGLang's `/generate` names an error as the reason why an output ended, in a batch one of them.
+        let outputs = json.as_array().map_or(std::slice::from_ref(&json), Vec::as_slice);
+        let mut ends = outputs.iter().filter_map(|output| output.pointer("/meta_info/finish_reason"));
+        let abort = ends.find(|end| end["status_code"].is_number()).map(|end| {
             let [message, kind, code] = ["message", "err_type", "status_code"].map(|key| &end[key]);
             json!({ "error": { "message": message, "type": kind, "code": code } })
         });
