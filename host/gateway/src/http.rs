@@ -12,7 +12,7 @@ use axum::{
     http::{HeaderMap, HeaderName, HeaderValue, Method, Request as HttpRequest, Response, StatusCode, Uri},
     middleware::from_fn,
     response::IntoResponse,
-    routing::{get, post},
+    routing::{any, get, post},
 };
 use serde_json::json;
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
@@ -66,6 +66,9 @@ use arrival::Arrival;
 use base_url::intended_path;
 use connected::Service;
 pub(crate) use request_id::{add_request_id, request_id};
+
+/// Paths of OpenAI's API that would be taken for ids of responses. No worker is called on them.
+const NOT_RESPONSES: [&str; 2] = ["/v1/responses/compact", "/v1/responses/input_tokens"];
 
 /// How long a browser may remember what it is allowed.
 const PREFLIGHT_AGE: Duration = Duration::from_secs(600);
@@ -144,6 +147,9 @@ pub(crate) fn endpoints() -> Router<DataThread> {
             completion::serve(thread.context(), endpoint, arrival, request, page).await.map(Body::new)
         };
         routes = routes.route(endpoint.path(), post(serve));
+    }
+    for path in NOT_RESPONSES {
+        routes = routes.route(path, any(unknown_url));
     }
     routes
         .route(Endpoint::Realtime.path(), get(realtime::serve))
