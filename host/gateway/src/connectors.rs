@@ -132,6 +132,12 @@ fn given_up(finish: &str) -> Option<PrefillAnswer> {
     FAILED_ENDS.contains(&finish).then(|| PrefillAnswer::MissingData(problem()))
 }
 
+/// Returns that a prefill answer cannot be read, and where. What stands there is output or a handoff.
+fn unread(error: &serde_json::Error) -> PrefillAnswer {
+    let what = if error.is_data() { "an unexpected value" } else { "invalid JSON" };
+    PrefillAnswer::MissingData(format!("{what} at line {} column {}", error.line(), error.column()))
+}
+
 /// The calls that abort a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Abort {
@@ -243,7 +249,7 @@ pub(crate) trait Connector: Send + Sync + fmt::Debug {
         None
     }
 
-    /// Fields of an answer that belong to the handoff, on any level: a client gets null in their place (A5).
+    /// Fields of an answer that belong to the handoff: a client gets null in their place (A5).
     fn private_answer_fields(&self) -> &'static Fields {
         static FIELDS: Fields = Fields::new(|| finders(&["kv_transfer_params", "ec_transfer_params"]));
         &FIELDS

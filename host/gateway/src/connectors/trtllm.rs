@@ -10,7 +10,7 @@ use serde_json::{json, value::RawValue};
 use pointsman_orchestration::HandoffKind;
 
 use super::{
-    Connector, LegContext, PrefillAnswer, Target, clean, given_up, python_json, token_header, usage,
+    Connector, LegContext, PrefillAnswer, Target, clean, given_up, python_json, token_header, unread, usage,
     with_model,
 };
 use crate::{
@@ -132,7 +132,7 @@ impl Connector for Trtllm {
         };
         let answer: Answer<'_> = match python_json::read(text, &mut repaired) {
             Ok(answer) => answer,
-            Err(error) => return PrefillAnswer::MissingData(error.to_string()),
+            Err(error) => return unread(&error),
         };
         let Some(choice) = answer.choices.first() else {
             return PrefillAnswer::MissingData("no choices".to_owned());

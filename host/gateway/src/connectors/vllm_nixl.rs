@@ -9,7 +9,7 @@ use serde_json::value::RawValue;
 use pointsman_orchestration::HandoffKind;
 use pointsman_workers::Candidate;
 
-use super::{Connector, LegContext, PrefillAnswer, Target, given_up, python_json, usage, vllm};
+use super::{Connector, LegContext, PrefillAnswer, Target, given_up, python_json, unread, usage, vllm};
 use crate::{openai::request::Request, upstream::LegHeaders};
 
 /// The dialect.
@@ -143,7 +143,7 @@ impl Connector for VllmNixl {
         let mut repaired = String::new();
         let answer: Answer<'_> = match python_json::read(text, &mut repaired) {
             Ok(answer) => answer,
-            Err(error) => return PrefillAnswer::MissingData(error.to_string()),
+            Err(error) => return unread(&error),
         };
         let Some(finish) = answer.finish() else {
             return PrefillAnswer::MissingData("no choices".to_owned());

@@ -15,11 +15,13 @@ use crate::{
 };
 
 mod convert;
+mod mask;
 mod response;
 #[cfg(test)]
 mod tests;
 
 use convert::hint;
+pub(crate) use mask::{RequestFacts, masked};
 pub(crate) use response::{body, engine_text};
 
 /// Seconds after which a client may try again.

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderValue, Response, header};
+use pointsman_workers::LogLimit;
 
 use super::first_event::{begins_as_stream, error_in, may_be_json};
 use crate::{
@@ -97,6 +98,12 @@ async fn drain_events(mut body: Body, endpoint: Endpoint, limits: PauseLimits) -
     Err(CallError::Broken("the stream ended before `[DONE]`".to_owned()))
 }
 
+/// Returns the error of bytes that are not an answer. They may be output for the client or its handoff, so
+/// only the log has them.
 fn not_an_answer(body: &[u8]) -> CallError {
-    CallError::Protocol(format!("the prefill answer is not valid: {}", upstream::text(body)))
+    static LINES: LogLimit = LogLimit::new(Duration::from_secs(1));
+    if let Some(suppressed) = LINES.due() {
+        tracing::warn!(answer = upstream::text(body), suppressed, "prefill answer is not valid");
+    }
+    CallError::Protocol(format!("the prefill answer is not valid: {} bytes, which the log has", body.len()))
 }

@@ -10,7 +10,10 @@ use super::{
     Drive, id_of, stored,
     worker_outcome::{Blame, lacks_model, note_failure, refused_key},
 };
-use crate::{openai::error::ApiError, upstream::CallError};
+use crate::{
+    openai::error::{ApiError, RequestFacts},
+    upstream::CallError,
+};
 
 impl Drive {
     /// Turns the failure of the leg that answers into an event.
@@ -128,19 +131,27 @@ impl Drive {
         tracing::error!(request, %worker, kind, tried, local, "remote prefill failed");
     }
 
-    /// Turns a failed call into the client's error. Ids that name workers are removed from the engine's text
+    /// Turns a failed call into the client's error. What names workers is removed from the engine's text
     /// (A5).
     fn client_error(&self, leg: Leg, error: CallError) -> ApiError {
         let candidate = self.runs[leg].candidate.as_ref().filter(|_| self.executor.calls());
         if let Some(refused) = candidate.and_then(|to| refused_key(&self.state, &to.worker, &error)) {
             return refused;
         }
-        match error {
+        let error = match error {
             CallError::Status { status, content_type, retry_after, body, in_body } => {
                 let body = self.hide_ids(&body).map_or(body, Bytes::from);
-                CallError::Status { status, content_type, retry_after, body, in_body }.into()
+                CallError::Status { status, content_type, retry_after, body, in_body }
             }
-            other => other.into(),
-        }
+            other => other,
+        };
+        ApiError::of_call(error, &self.facts())
+    }
+
+    /// Facts by which an engine's text for the client is read.
+    pub(super) fn facts(&self) -> RequestFacts<'_> {
+        let legs = [self.candidate(Leg::Prefill), self.candidate(self.answering())];
+        let hosts = legs.into_iter().flatten().map(|leg| leg.worker.spec().host()).collect();
+        RequestFacts { id: &self.account.request_id, body: self.request.bytes(), rooms: &self.rooms, hosts }
     }
 }

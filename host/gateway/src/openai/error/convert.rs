@@ -5,10 +5,11 @@ use std::time::Duration;
 use http::StatusCode;
 use pointsman_orchestration::Pressure;
 use pointsman_routing::RouteError;
-use pointsman_workers::{Leg, WorkerId};
+use pointsman_workers::{Leg, LogLimit, WorkerId};
 
 use super::{
-    ApiError, RETRY_AFTER,
+    ApiError, RETRY_AFTER, RequestFacts,
+    mask::masked_error,
     response::{answered, engine_text, error_name},
     status,
 };
@@ -120,6 +121,24 @@ impl From<Looped> for ApiError {
 
 impl From<CallError> for ApiError {
     fn from(error: CallError) -> Self {
+        Self::of_call(error, &RequestFacts::default())
+    }
+}
+
+impl ApiError {
+    /// Converts the failed call of a request, without what its client must not see of the engine's text (A5).
+    /// The log gets that.
+    pub(crate) fn of_call(error: CallError, facts: &RequestFacts<'_>) -> Self {
+        static LINES: LogLimit = LogLimit::new(Duration::from_secs(1));
+        let Some(masked) = masked_error(&error, facts) else { return Self::of_text(error) };
+        if let Some(suppressed) = LINES.due() {
+            let request = facts.id;
+            tracing::warn!(request, %error, suppressed, "engine's error names workers, which the client does not see");
+        }
+        Self::of_text(masked)
+    }
+
+    fn of_text(error: CallError) -> Self {
         let is_refusal = error.is_refusal();
         match error {
             CallError::Status { status, content_type, retry_after, body, .. } if is_refusal => {
