@@ -6,7 +6,7 @@ use memchr::memmem::Finder;
 
 mod look;
 
-pub use look::{has_known_key, is_closed, look, look_at_body, type_of};
+pub use look::{has_handoff, has_known_key, is_closed, look, look_at_body, type_of};
 
 /// An event that never ends must not fill memory.
 const MAX_EVENT: usize = 16 * 1024 * 1024;
@@ -49,7 +49,7 @@ pub struct Seen {
     pub token: bool,
     /// Output tokens in it: the length of `token_ids`, else 1 when it carries a choice with content.
     pub tokens: u32,
-    /// The event has a finish reason that is neither null nor empty.
+    /// The event has a choice with a finish reason that is neither null nor empty.
     pub finish: bool,
     /// Its finish reason if that is one of [`FAILED_ENDS`].
     pub failed_end: Option<&'static str>,
@@ -59,8 +59,9 @@ pub struct Seen {
     pub usage: Option<Usage>,
     /// Range of the number of `cached_tokens` in the event.
     pub cached_at: Option<Range<usize>>,
-    /// Range of an object under the key `kv_transfer_params` in the event.
-    pub kv_transfer_at: Option<Range<usize>>,
+    /// Whether the event has, at any depth, a field with which engines hand over: `kv_transfer_params`,
+    /// `ec_transfer_params` or `disaggregated_params`, and not with null.
+    pub handoff: bool,
 }
 
 /// Returns whether a slice looks like an event: each line is a known field, a comment or blank, and data ends

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, ops::Range};
 
 use serde_json::value::RawValue;
 
-use crate::{FAILED_ENDS, Seen, Usage, data_lines, is_body, is_done};
+use crate::{FAILED_ENDS, Seen, Usage, data_lines, is_body, is_done, object};
 
 /// Looks at one event (with or without its `data: `), or at a whole JSON body, in one pass over its keys. The
 /// text of comments and of other fields is ignored, even if it looks like JSON.
@@ -22,6 +22,9 @@ pub fn look(event: &[u8]) -> Seen {
             first.note(key, event, from + at, &mut seen);
         }
     }
+    if first.ends {
+        note_ends(object(event), &mut seen);
+    }
     finish(event, seen, &first)
 }
 
@@ -30,9 +33,11 @@ pub fn look(event: &[u8]) -> Seen {
 #[must_use]
 pub fn look_at_body(body: &[u8], list: &str) -> (Seen, bool) {
     let (mut seen, mut first, mut has_list) = (Seen::default(), FirstValues::default(), false);
+    let mut within = Within::default();
     let end = pass(body, |name, at, depth| {
         let is_list = depth == 1 && body.get(at) == Some(&b'[');
         has_list |= is_list && body.get(name.clone()) == Some(list.as_bytes());
+        within.note((body, name.clone()), at, depth, &mut seen);
         if let Some(key) = body.get(..name.end).and_then(Key::at_end_of) {
             first.note(key, body, at, &mut seen);
         }
@@ -51,14 +56,13 @@ pub fn is_closed(text: &[u8]) -> bool {
 fn finish(event: &[u8], mut seen: Seen, first: &FirstValues) -> Seen {
     seen.tokens = first.token_ids.unwrap_or(u32::from(seen.token));
     seen.token |= seen.tokens > 0;
-    let object = |at: Option<usize>| at.filter(|at| event.get(*at) == Some(&b'{'));
+    let is_object = |at: usize| event.get(at) == Some(&b'{');
     let error = first.error.and_then(|at| event.get(at));
     seen.error = (matches!(error, Some(b'{' | b'"')) || first.is_error_object) && !first.choices;
     if seen.error && first.no_choices {
-        seen.error = is_error_of(crate::object(event));
+        seen.error = is_error_of(object(event));
     }
-    seen.kv_transfer_at = first.kv_transfer.and_then(|at| object_at(event, at));
-    if object(first.usage).is_some() {
+    if first.usage.is_some_and(is_object) {
         let count = |at: Option<usize>| at.and_then(|at| number_at(event, at));
         seen.cached_at = first.cached.map(|at| at..at + digits(event, at)).filter(|place| !place.is_empty());
         seen.usage = Some(Usage {
@@ -76,11 +80,18 @@ pub fn has_known_key(part: &[u8]) -> bool {
     keys(part).next().is_some()
 }
 
+/// Returns whether an event has, at any depth, a field with which engines hand over, and whose value is not
+/// null.
+#[must_use]
+pub fn has_handoff(event: &[u8]) -> bool {
+    keys(event).any(|(key, at)| matches!(key, Key::Handoff) && !is_null(event, at))
+}
+
 /// Returns the text of the key `type` at the top level of an event's data, wherever it stands. Reads no
 /// further, and allocates nothing: every event of some servers is told by it.
 #[must_use]
 pub fn type_of(event: &[u8]) -> Option<&[u8]> {
-    let object = crate::object(event);
+    let object = object(event);
     let (mut open, mut at) = (0_usize, 0);
     loop {
         match *object.get(at)? {
@@ -114,7 +125,8 @@ struct FirstValues {
     completion: Option<usize>,
     cached: Option<usize>,
     error: Option<usize>,
-    kv_transfer: Option<usize>,
+    /// There is a finish reason, of a choice or of something else.
+    ends: bool,
     token_ids: Option<u32>,
     tool_calls: bool,
     /// There are choices.
@@ -130,11 +142,7 @@ impl FirstValues {
     fn note(&mut self, key: Key, event: &[u8], at: usize, seen: &mut Seen) {
         match key {
             // Some servers write an empty reason into every event.
-            Key::FinishReason if is_text(event, at) => {
-                seen.finish = true;
-                seen.failed_end = seen.failed_end.or_else(|| failed_end_at(event, at));
-            }
-            Key::FinishReason => {}
+            Key::FinishReason => self.ends |= is_text(event, at),
             // The first event of a chat, with a role and no content, holds no token.
             Key::Text => seen.token |= is_text(event, at),
             // A tool call's head carries a name before any argument.
@@ -159,7 +167,7 @@ impl FirstValues {
             }
             Key::Error => self.error = self.error.or(Some(at)),
             Key::Usage => self.usage = self.usage.or(Some(at)),
-            Key::KvTransferParams => self.kv_transfer = self.kv_transfer.or(Some(at)),
+            Key::Handoff => seen.handoff |= !is_null(event, at),
             // Only counts after the key `usage` belong to the usage object.
             _ if self.usage.is_none() => {}
             Key::PromptTokens => self.prompt = self.prompt.or(Some(at)),
@@ -181,7 +189,8 @@ enum Key {
     Object,
     Error,
     Usage,
-    KvTransferParams,
+    /// A field with which engines hand over.
+    Handoff,
     PromptTokens,
     CompletionTokens,
     CachedTokens,
@@ -203,7 +212,11 @@ impl Key {
             [.., b'c', b't'] => &[(b"object", Self::Object)],
             [.., b'o', b'r'] => &[(b"error", Self::Error)],
             [.., b'g', b'e'] => &[(b"usage", Self::Usage)],
-            [.., b'm', b's'] => &[(b"kv_transfer_params", Self::KvTransferParams)],
+            [.., b'm', b's'] => &[
+                (b"kv_transfer_params", Self::Handoff),
+                (b"ec_transfer_params", Self::Handoff),
+                (b"disaggregated_params", Self::Handoff),
+            ],
             [.., b'n', b's'] => &[
                 (b"prompt_tokens", Self::PromptTokens),
                 (b"completion_tokens", Self::CompletionTokens),
@@ -216,6 +229,38 @@ impl Key {
         let is_key = |key: &[u8]| opened(key).is_some_and(|before| !before.ends_with(b"\\"));
         known.iter().find(|(key, _)| is_key(key)).map(|(_, known)| *known)
     }
+}
+
+/// The key at the top level within which a pass over an event is.
+#[derive(Default)]
+struct Within {
+    choices: bool,
+}
+
+impl Within {
+    /// Notes a key, which is in `text`, and whose value begins at `at`: the finish reason of a choice.
+    fn note(&mut self, (text, name): (&[u8], Range<usize>), at: usize, depth: usize, seen: &mut Seen) {
+        match depth {
+            1 => self.choices = text.get(name) == Some(b"choices"),
+            3 if self.choices && text.get(name) == Some(b"finish_reason") && is_text(text, at) => {
+                seen.finish = true;
+                seen.failed_end = seen.failed_end.or_else(|| failed_end_at(text, at));
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Notes the finish reasons of choices. An object of an answer, such as the arguments of a tool, may have a
+/// key of this name, too.
+fn note_ends(json: &[u8], seen: &mut Seen) {
+    let mut within = Within::default();
+    pass(json, |name, at, depth| within.note((json, name), at, depth, seen));
+}
+
+/// Whether the value that begins at `at` is null.
+fn is_null(event: &[u8], at: usize) -> bool {
+    event.get(at..).is_some_and(|value| value.starts_with(b"null"))
 }
 
 /// Whether a text that is not empty begins at `at`.
@@ -315,10 +360,4 @@ fn digits(bytes: &[u8], at: usize) -> usize {
 fn number_at(bytes: &[u8], at: usize) -> Option<u32> {
     let text = bytes.get(at..at + digits(bytes, at))?;
     std::str::from_utf8(text).ok()?.parse().ok()
-}
-
-/// The place of the JSON object that begins at `at`, if one does.
-fn object_at(bytes: &[u8], at: usize) -> Option<Range<usize>> {
-    let rest = bytes.get(at..).filter(|rest| rest.first() == Some(&b'{'))?;
-    Some(at..at + pass(rest, |_, _, _| {})?)
 }

@@ -63,12 +63,12 @@ fn reference(event: &[u8]) -> Seen {
         }),
         failed_end: None,
         cached_at: None,
-        kv_transfer_at: None,
+        handoff: false,
     }
 }
 
 fn plain(mut seen: Seen) -> Seen {
-    (seen.cached_at, seen.kv_transfer_at) = (None, None);
+    (seen.cached_at, seen.handoff) = (None, false);
     seen
 }
 
@@ -101,8 +101,44 @@ fn places_of_the_edits_are_exact() {
     let event = br#"data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":  320}},"kv_transfer_params":{"a":"}"},"x":1}"#;
     let seen = look(event);
     assert_eq!(&event[seen.cached_at.unwrap()], b"320");
-    assert_eq!(&event[seen.kv_transfer_at.unwrap()], br#"{"a":"}"}"#);
-    assert_eq!(look(br#"{"kv_transfer_params":null}"#).kv_transfer_at, None);
+}
+
+#[test]
+fn a_field_of_the_handoff_is_seen_wherever_it_stands() {
+    for field in ["kv_transfer_params", "ec_transfer_params", "disaggregated_params"] {
+        for value in ["{\"a\":\"}\"}", "[]", "1", "\"\""] {
+            let event = format!("data: {{\"{field}\":null,\"choices\":[{{\"{field}\": {value}}}]}}\n\n");
+            assert!(look(event.as_bytes()).handoff && has_handoff(event.as_bytes()), "{event}");
+        }
+        for event in [
+            format!("data: {{\"{field}\":null}}\n\n"),
+            format!("data: {{\"a\":\"\\\"{field}\\\":{{}}\"}}\n\n"),
+            format!("data: {{\"{field}_of\":1}}\n\n"),
+        ] {
+            assert!(!look(event.as_bytes()).handoff && !has_handoff(event.as_bytes()), "{event}");
+        }
+    }
+}
+
+#[test]
+fn only_the_finish_reason_of_a_choice_counts() {
+    for (choice, finish, failed_end) in [
+        (r#""finish_reason":"stop","message":{"a":{"finish_reason":"abort"}}"#, true, None),
+        (r#""message":{"a":[{"finish_reason":"error"}]},"finish_reason":"timeout""#, true, Some("timeout")),
+        (r#""delta":{"finish_reason":"abort"},"finish_reason":null"#, false, None),
+        (r#""x":[],"finish_reason":"""#, false, None),
+    ] {
+        let body = format!(
+            r#"{{"a":[{{"finish_reason":"abort"}}],"choices":[{{{choice}}}],"b":[{{"finish_reason":"error"}}]}}"#
+        );
+        for event in [format!("data: {body}\n\n"), format!("event: x\ndata: {body}\n\n"), body.clone()] {
+            let seen = look(event.as_bytes());
+            assert_eq!((seen.finish, seen.failed_end), (finish, failed_end), "{event}");
+        }
+        assert_eq!(look_at_body(body.as_bytes(), "").0.failed_end, failed_end, "{body}");
+    }
+    let lines = "data: {\"choices\":[\ndata: {\"finish_reason\":\"abort\"}]}\n\n";
+    assert_eq!(look(lines.as_bytes()).failed_end, Some("abort"));
 }
 
 #[test]
@@ -261,8 +297,8 @@ fn only_data_is_looked_at() {
     }
     // A body may have several lines. Ranges count from the start of the whole event.
     assert!(look(b"{\n  \"error\": {\n    \"code\": 429\n  }\n}").error);
-    let event = b": x\ndata: {\"kv_transfer_params\":{\"a\":1}}\n\n";
-    assert_eq!(&event[look(event).kv_transfer_at.unwrap()], b"{\"a\":1}");
+    let event = b": x\ndata: {\"usage\":{\"cached_tokens\":17}}\n\n";
+    assert_eq!(&event[look(event).cached_at.unwrap()], b"17");
 }
 
 #[test]

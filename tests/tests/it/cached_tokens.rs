@@ -49,8 +49,14 @@ fn parameters(more: Value) -> Value {
     parameters
 }
 
-/// What a client is told of the usage of a pair.
+/// What a client is told of the usage of a pair, whose decode engine counts the received blocks as cached.
 async fn told(kind: &str, path: &str, stream: bool, handed_over: Value) -> Value {
+    let counted = if path == MESSAGES { json!(49) } else { json!({ "cached_tokens": 49 }) };
+    told_with(kind, path, stream, (handed_over, counted)).await
+}
+
+/// What a client is told of the usage of a pair. `counted`: what the decode engine counts as cached.
+async fn told_with(kind: &str, path: &str, stream: bool, (handed_over, counted): (Value, Value)) -> Value {
     let prefill = engine(move |request| match request.line.contains(MESSAGES) {
         true => {
             let mut whole = message(&json!({ "input_tokens": 50, "output_tokens": 1 }));
@@ -59,9 +65,12 @@ async fn told(kind: &str, path: &str, stream: bool, handed_over: Value) -> Value
         }
         false => completion(&handed_over, &Value::Null),
     });
-    let decode = engine(|request| match request.line.contains(MESSAGES) {
-        true => message(&json!({ "input_tokens": 1, "cache_read_input_tokens": 49, "output_tokens": 1 })),
-        false => completion(&Value::Null, &json!({ "cached_tokens": 49 })),
+    let decode = engine(move |request| match request.line.contains(MESSAGES) {
+        true => {
+            let input = 50 - counted.as_u64().unwrap_or(0);
+            message(&json!({ "input_tokens": input, "cache_read_input_tokens": counted, "output_tokens": 1 }))
+        }
+        false => completion(&Value::Null, &counted),
     });
     let (prefill, decode) = (prefill.await, decode.await);
     let builder = TestClusterBuilder::new().config(|config| {
@@ -121,4 +130,23 @@ async fn b8_cached_tokens_are_read_from_what_the_prefill_engine_hands_over() {
             );
         }
     }
+}
+
+#[tokio::test]
+async fn c7_cached_tokens_of_prefill_are_told_where_the_decode_engine_counts_none() {
+    let reported = || parameters(json!({ "remote_num_cached_tokens": 7 }));
+    for counted in [json!(null), json!({}), json!({ "cached_tokens": null, "audio_tokens": 1 })] {
+        for stream in [false, true] {
+            let usage = told_with("vllm", COMPLETIONS, stream, (reported(), counted.clone())).await;
+            // C7.4
+            assert_eq!(
+                usage["prompt_tokens_details"]["cached_tokens"],
+                json!(7),
+                "{counted}, streamed: {stream}"
+            );
+        }
+    }
+    let usage = told_with("vllm", MESSAGES, false, (reported(), json!(null))).await;
+    // B8.11
+    assert_eq!((&usage["input_tokens"], &usage["cache_read_input_tokens"]), (&json!(43), &json!(7)));
 }

@@ -228,3 +228,28 @@ async fn i3_a_leg_that_the_gateway_aborted_is_no_failure_of_its_engine() {
         assert_eq!(counted("cancelled").await, (2.0, 2.0), "head: {head}");
     }
 }
+
+#[tokio::test]
+async fn i3_only_the_finish_reason_of_a_choice_says_that_the_engine_gave_up() {
+    for reason in ["abort", "error", "timeout"] {
+        let part = value!({ "arguments": { "finish_reason": reason } });
+        let choice = |key: &str| {
+            value!({ "index": 0, key: { "content": "a", "annotations": [part] }, "x": part,
+            "text": "a", "finish_reason": "stop" })
+        };
+        for (path, key) in [(CHAT, "message"), (COMPLETIONS, "part")] {
+            let whole = value!({ "id": "c", "finish_reason": reason, "choices": [choice(key)], "y": [part] })
+                .to_string();
+            let engine = engine(vec![Act::Send(json(&whole))]).await;
+            let cluster = gateway(&[&engine]).await;
+            // I3.16
+            assert_eq!(told(&ask(&cluster, path, false).await), (200, whole), "{path}");
+        }
+        let events =
+            format!("data: {}\n\n{DONE}", value!({ "id": "c", "choices": [choice("delta")], "y": [part] }));
+        let engine = engine(stream(&events, false)).await;
+        let cluster = gateway(&[&engine]).await;
+        // I3.16
+        assert_eq!(told(&ask(&cluster, CHAT, true).await), (200, events));
+    }
+}

@@ -69,6 +69,7 @@ mod generate;
 mod given_up;
 mod guest_log;
 mod handoffs;
+mod hidden_from_clients;
 mod http2;
 mod jwt;
 mod jwt_algorithms;

@@ -68,7 +68,12 @@ pub(crate) fn event(format: Format, event: &[u8]) -> Seen {
         Format::OpenAi => sse::look(event),
         Format::Generate => generate::event(event),
         Format::Transcript => transcript(event),
-        Format::Responses | Format::Anthropic => return named(event),
+        Format::Responses | Format::Anthropic => {
+            let seen = named(event);
+            // Engines write these fields into the event of a whole message or response.
+            let handoff = !seen.token && sse::has_handoff(event);
+            return Seen { handoff, ..seen };
+        }
     };
     // Almost every event begins with its data.
     seen.error |= !event.starts_with(b"data:") && sse::name(event) == Some(b"error");

@@ -165,7 +165,8 @@ impl Drive {
         let cached = self.shown_cached_tokens();
         let edited = relay::edit(&body, &seen, cached, format).map_or(body, Bytes::from);
         let hidden = self.hide_ids(&edited);
-        let shown = self.without_private_fields(self.legs.answering(), hidden.map_or(edited, Bytes::from));
+        let edited = hidden.map_or(edited, Bytes::from);
+        let shown = self.without_private_fields(self.answering(), &edited).map_or(edited, Bytes::from);
         let json = HeaderValue::from_static("application/json");
         let content_type = head.headers.remove(header::CONTENT_TYPE).unwrap_or(json);
         // Other headers concern only the gateway and the engine.
@@ -249,11 +250,11 @@ impl Drive {
         relay::hide_ids(bytes, self.token, detail)
     }
 
-    /// Puts null in the place of fields that only the gateway may see in the answer of a leg.
-    pub(crate) fn without_private_fields(&self, leg: Leg, body: Bytes) -> Bytes {
-        let Some(candidate) = self.candidate(leg) else { return body };
-        let fields = connector_for(candidate.worker.spec()).private_answer_fields();
-        without_fields(&body, fields).map_or(body, Bytes::from)
+    /// Puts null in the place of fields that only the gateway may see in the answer of a leg, or in an event
+    /// of it; `None` when there is nothing.
+    pub(crate) fn without_private_fields(&self, leg: Leg, bytes: &[u8]) -> Option<Vec<u8>> {
+        let candidate = self.candidate(leg)?;
+        without_fields(bytes, connector_for(candidate.worker.spec()).private_answer_fields())
     }
 
     /// Records the success of the decode or aggregated leg in metrics and averages.

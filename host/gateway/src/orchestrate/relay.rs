@@ -283,8 +283,7 @@ impl Relay {
             self.account_for(&seen);
             let begins_hold = self.held.is_some() && !held_before;
             let cached = self.drive.shown_cached_tokens();
-            let counts_cached = seen.cached_at.is_some() || (self.format.is_named() && seen.usage.is_some());
-            let edits = seen.kv_transfer_at.is_some() || (counts_cached && cached != CachedTokens::OfAnswer);
+            let edits = seen.handoff || (cached != CachedTokens::OfAnswer && self.counts_cached(&seen));
             let is_hidden = self.drive.is_unasked_usage(event, &seen);
             if begins_hold || edits || is_hidden || !lists.is_empty() {
                 // The events before this one go first, and are not held back even if this one is.
@@ -294,7 +293,7 @@ impl Relay {
                 } else {
                     self.push(before);
                 }
-                let edited = if edits { edit(event, &seen, cached, self.format) } else { None };
+                let edited = if edits { self.edited(event, &seen, cached) } else { None };
                 match edited {
                     _ if is_hidden => {}
                     // An edit moves the lists.

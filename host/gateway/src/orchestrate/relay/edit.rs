@@ -1,8 +1,10 @@
-//! The closed list of edits to an engine's bytes: removes what a client must not see, adds what only the
+//! Edits of an engine's bytes: removes ids that a client must not see, and adds cached tokens that only the
 //! gateway knows.
 
-use std::{borrow::Cow, ops::Range};
+use std::ops::Range;
 
+use bytes::Bytes;
+use json_splice::JsonBody;
 use memchr::memmem;
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -15,9 +17,6 @@ use crate::{
     },
 };
 
-/// A place in an event or a body, and the text that takes it.
-type Change = (Range<usize>, Cow<'static, str>);
-
 /// The cached tokens that a client is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CachedTokens {
@@ -29,11 +28,11 @@ pub(crate) enum CachedTokens {
     Unknown,
 }
 
-/// An event or a whole answer of the Messages or the Responses API, with its usage.
+/// An event or a whole answer with its usage.
 #[derive(Deserialize)]
 struct WithUsage<'a> {
     #[serde(borrow)]
-    usage: Option<NamedUsage<'a>>,
+    usage: Option<&'a RawValue>,
     #[serde(borrow, alias = "response")]
     message: Option<Inner<'a>>,
 }
@@ -42,76 +41,60 @@ struct WithUsage<'a> {
 #[derive(Deserialize)]
 struct Inner<'a> {
     #[serde(borrow)]
-    usage: Option<NamedUsage<'a>>,
+    usage: Option<&'a RawValue>,
 }
 
-#[derive(Deserialize)]
-struct NamedUsage<'a> {
-    #[serde(borrow)]
-    input_tokens: &'a RawValue,
-    #[serde(borrow)]
-    cache_read_input_tokens: Option<&'a RawValue>,
-    #[serde(borrow)]
-    input_tokens_details: Option<Details<'a>>,
-}
-
-#[derive(Deserialize)]
-struct Details<'a> {
-    #[serde(borrow)]
-    cached_tokens: &'a RawValue,
-}
-
-/// Applies the closed list of edits to an event or a whole body; `None` when there are none.
+/// Gives an event or a whole body these cached tokens; `None` when nothing changes.
 pub(crate) fn edit(bytes: &[u8], seen: &Seen, cached: CachedTokens, format: Format) -> Option<Vec<u8>> {
-    let mut changes: Vec<Change> = Vec::new();
-    if let Some(place) = &seen.kv_transfer_at {
-        changes.push((place.clone(), Cow::Borrowed("null")));
+    if cached == CachedTokens::OfAnswer {
+        return None;
     }
     if let Some(place) = &seen.cached_at {
         let text = match cached {
-            CachedTokens::OfAnswer => None,
-            CachedTokens::OfPrefill(cached) => Some(Cow::Owned(cached.to_string())),
-            CachedTokens::Unknown => Some(Cow::Borrowed("null")),
+            CachedTokens::OfPrefill(cached) => cached.to_string(),
+            _ => "null".to_owned(),
         };
-        changes.extend(text.map(|text| (place.clone(), text)));
+        return spliced(bytes, place.clone(), text.as_bytes());
     }
-    if format.is_named() && seen.usage.is_some() && cached != CachedTokens::OfAnswer {
-        // Their number may not be null.
-        let cached = if let CachedTokens::OfPrefill(cached) = cached { cached } else { 0 };
-        changes.extend(named_counts(bytes, cached).unwrap_or_default());
-    }
-    if changes.is_empty() {
-        return None;
-    }
-    changes.sort_by_key(|(place, _)| place.start);
-    let (mut out, mut from) = (Vec::with_capacity(bytes.len() + 16), 0);
-    for (place, text) in changes {
-        out.extend_from_slice(bytes.get(from..place.start).unwrap_or_default());
-        out.extend_from_slice(text.as_bytes());
-        from = place.end;
-    }
-    out.extend_from_slice(bytes.get(from..).unwrap_or_default());
-    Some(out)
+    seen.usage?;
+    let answer: WithUsage<'_> = serde_json::from_slice(sse::object(bytes)).ok()?;
+    let usage = answer.usage.or(answer.message.and_then(|message| message.usage))?.get();
+    let from = usage.as_ptr().addr() - bytes.as_ptr().addr();
+    spliced(bytes, from..from + usage.len(), &counts(usage, cached, format)?)
 }
 
-/// Returns the changes that give the usage of a message or a response this number of cached tokens. Those of
-/// a message are not among its input tokens, so the sum of both stays [B8.11].
-fn named_counts(bytes: &[u8], cached: u32) -> Option<Vec<Change>> {
-    let answer: WithUsage<'_> = serde_json::from_slice(sse::object(bytes)).ok()?;
-    let usage = answer.usage.or(answer.message.and_then(|message| message.usage))?;
-    let number = |count: &RawValue| count.get().parse::<u32>().ok();
-    let input = number(usage.input_tokens)?;
-    let change = |count: &RawValue, number: u32| {
-        let from = count.get().as_ptr().addr() - bytes.as_ptr().addr();
-        (from..from + count.get().len(), Cow::Owned(number.to_string()))
-    };
-    if let Some(details) = usage.input_tokens_details {
-        return Some(vec![change(details.cached_tokens, cached.min(input))]);
+/// Returns a usage with other cached tokens. A usage that does not count them gets those that prefill had.
+/// Those of a message are not among its input tokens, so the sum of both stays [B8.11].
+fn counts(usage: &str, cached: CachedTokens, format: Format) -> Option<Bytes> {
+    let usage = JsonBody::parse(Bytes::copy_from_slice(usage.as_bytes())).ok()?;
+    let number = |json: &JsonBody, key: &str| json.get(key)?.parse::<u32>().ok();
+    // Where it is not known, the number may not be null.
+    let cached = if let CachedTokens::OfPrefill(cached) = cached { cached } else { 0 };
+    if format == Format::Anthropic {
+        const READ: &str = "cache_read_input_tokens";
+        let read = number(&usage, READ).or_else(|| (cached > 0).then_some(0))?;
+        let sum = number(&usage, "input_tokens")?.checked_add(read)?;
+        let cached = cached.min(sum);
+        let edit = usage.edit().set("input_tokens", (sum - cached).to_string());
+        return Some(edit.set(READ, cached.to_string()).finish());
     }
-    let read = usage.cache_read_input_tokens?;
-    let sum = input.checked_add(number(read)?)?;
-    let cached = cached.min(sum);
-    Some(vec![change(usage.input_tokens, sum - cached), change(read, cached)])
+    let (prompt, details) = match format {
+        Format::OpenAi => ("prompt_tokens", "prompt_tokens_details"),
+        Format::Responses => ("input_tokens", "input_tokens_details"),
+        _ => return None,
+    };
+    let prompt = number(&usage, prompt)?;
+    let inner = usage.object(details).unwrap_or_else(|| Ok(JsonBody::empty())).ok()?;
+    if cached == 0 && number(&inner, "cached_tokens").is_none() {
+        return None;
+    }
+    let inner = inner.edit().set("cached_tokens", cached.min(prompt).to_string()).finish();
+    Some(usage.edit().set(details, std::str::from_utf8(&inner).ok()?).finish())
+}
+
+/// Returns the bytes with this text in a place of them.
+fn spliced(bytes: &[u8], place: Range<usize>, text: &[u8]) -> Option<Vec<u8>> {
+    Some([bytes.get(..place.start)?, text, bytes.get(place.end..)?].concat())
 }
 
 /// Removes from ids what they contain besides the attempt's id (A5): the workers' addresses of P2pNccl, or
@@ -163,6 +146,57 @@ mod tests {
                 String::from_utf8(edited).unwrap(),
                 text.replace("\"cached_tokens\":0", "\"cached_tokens\":288")
             );
+        }
+    }
+
+    #[test]
+    fn c7_a_usage_without_cached_tokens_gets_those_of_prefill() {
+        let openai = [
+            (
+                r#"{"prompt_tokens":7,"prompt_tokens_details":null,"x":1}"#,
+                r#"{"prompt_tokens":7,"prompt_tokens_details":{"cached_tokens":4},"x":1}"#,
+            ),
+            (r#"{"prompt_tokens":7}"#, r#"{"prompt_tokens":7,"prompt_tokens_details":{"cached_tokens":4}}"#),
+            (
+                r#"{"prompt_tokens":3,"prompt_tokens_details":{}}"#,
+                r#"{"prompt_tokens":3,"prompt_tokens_details":{"cached_tokens":3}}"#,
+            ),
+            (
+                r#"{"prompt_tokens":7,"prompt_tokens_details":{"cached_tokens":null,"a":3}}"#,
+                r#"{"prompt_tokens":7,"prompt_tokens_details":{"cached_tokens":4,"a":3}}"#,
+            ),
+        ];
+        let named =
+            openai.map(|(usage, expected)| [usage, expected].map(|text| text.replace("prompt_", "input_")));
+        let anthropic = [
+            (
+                r#"{"input_tokens":7,"output_tokens":2}"#,
+                r#"{"input_tokens":3,"output_tokens":2,"cache_read_input_tokens":4}"#,
+            ),
+            (
+                r#"{"input_tokens":7,"cache_read_input_tokens":null}"#,
+                r#"{"input_tokens":3,"cache_read_input_tokens":4}"#,
+            ),
+            (
+                r#"{"input_tokens":2,"cache_read_input_tokens":1}"#,
+                r#"{"input_tokens":0,"cache_read_input_tokens":3}"#,
+            ),
+        ];
+        let text = |usage: &str, cached, format| {
+            counts(usage, cached, format).map(|bytes| String::from_utf8(bytes.to_vec()).unwrap())
+        };
+        let cases = openai.map(|(usage, expected)| (Format::OpenAi, usage.to_owned(), expected.to_owned()));
+        let cases =
+            cases.into_iter().chain(named.map(|[usage, expected]| (Format::Responses, usage, expected)));
+        let anthropic =
+            anthropic.map(|(usage, expected)| (Format::Anthropic, usage.to_owned(), expected.to_owned()));
+        for (format, usage, expected) in cases.chain(anthropic) {
+            // C7.4, B8.11
+            assert_eq!(text(&usage, CachedTokens::OfPrefill(4), format), Some(expected), "{format:?}");
+            let has_number = usage.contains("_tokens\":1");
+            for nothing in [CachedTokens::OfPrefill(0), CachedTokens::Unknown] {
+                assert_eq!(text(&usage, nothing, format).is_some(), has_number, "{format:?} {usage}");
+            }
         }
     }
 

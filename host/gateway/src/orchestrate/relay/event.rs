@@ -45,6 +45,24 @@ impl Relay {
         }
     }
 
+    /// Whether the cached tokens of an event may change. A usage without them in an event of a token stays,
+    /// unless the event is the last one.
+    pub(super) fn counts_cached(&self, seen: &Seen) -> bool {
+        let may_lack = self.format.is_named() || seen.finish || !seen.token;
+        seen.cached_at.is_some() || (seen.usage.is_some() && may_lack)
+    }
+
+    /// Returns an event with other cached tokens, and without the fields of the handoff; `None` if it stays.
+    pub(super) fn edited(&self, event: &[u8], seen: &Seen, cached: CachedTokens) -> Option<Vec<u8>> {
+        let edited = edit(event, seen, cached, self.format);
+        let private = || {
+            let event = edited.as_deref().unwrap_or(event);
+            self.drive.without_private_fields(self.drive.answering(), event)
+        };
+        let hidden = if seen.handoff { private() } else { None };
+        hidden.or(edited)
+    }
+
     /// Passes an event on without the token ids that the gateway asked for.
     pub(super) fn push_without_ids(&mut self, event: &[u8], lists: &Lists) {
         if !self.drive.wants_ids() {
@@ -69,7 +87,10 @@ impl Relay {
         let edits = cached != CachedTokens::OfAnswer;
         for place in sse::events(&held) {
             let event = held.get(place).unwrap_or_default();
-            let edited = || edit(event, &seen::event(self.format, event), cached, self.format);
+            let edited = || {
+                let seen = seen::event(self.format, event);
+                if self.counts_cached(&seen) { edit(event, &seen, cached, self.format) } else { None }
+            };
             self.send(edits.then(edited).flatten().as_deref().unwrap_or(event));
         }
     }

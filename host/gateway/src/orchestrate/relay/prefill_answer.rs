@@ -16,7 +16,8 @@ pub(crate) fn prefill_answer(drive: &mut Drive, answer: Response<Bytes>) -> Resp
         drive.account.usage(drive.within_context(Leg::Prefill, usage));
     }
     drive.account.output(0, Instant::now());
-    let body = drive.without_private_fields(Leg::Prefill, answer.into_body());
+    let body = answer.into_body();
+    let body = drive.without_private_fields(Leg::Prefill, &body).map_or(body, Bytes::from);
     if !drive.request.stream {
         let mut response = Response::new(body);
         response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));

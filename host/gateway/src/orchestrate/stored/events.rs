@@ -5,12 +5,14 @@ use bytes::Bytes;
 use tokio::time::{Instant, timeout_at};
 
 use crate::{
+    connectors::connector_for,
     openai::{
         endpoint::Format,
-        error::ApiError,
+        error::{ApiError, RequestFacts, masked},
+        hide::without_fields,
         seen,
         sequence::LastNumber,
-        sse::{self, Splitter},
+        sse::{self, Seen, Splitter},
     },
     orchestrate::{
         first_event::error_in,
@@ -161,12 +163,17 @@ impl StoredEvents {
                 }
                 continue;
             }
-            self.out.extend_from_slice(event);
+            let seen = seen::event(Format::Responses, event);
+            let shown = match seen {
+                Seen { error: true, .. } => masked(event, &RequestFacts::default()),
+                Seen { handoff: true, .. } => self.without_private_fields(event),
+                _ => None,
+            };
+            self.out.extend_from_slice(shown.as_deref().unwrap_or(event));
             if sse::has_data(event) {
                 (self.event_at, self.may_be_empty) = (Instant::now(), false);
                 self.last_number.note(event);
             }
-            let seen = seen::event(Format::Responses, event);
             if let Some(error) = error_in(&seen, event) {
                 let error = ApiError::from(error);
                 self.outcome = Some((error.status().as_u16(), error.code()));
@@ -174,6 +181,10 @@ impl StoredEvents {
                 self.outcome = Some((200, "ok"));
             }
         }
+    }
+
+    fn without_private_fields(&self, event: &[u8]) -> Option<Vec<u8>> {
+        without_fields(event, connector_for(self.body.worker()?.spec()).private_answer_fields())
     }
 
     /// The engine's body has ended, or its connection has failed.
