@@ -292,6 +292,71 @@ async fn e1_a_client_that_leaves_in_prefill_strands_nothing() {
     assert!(decode.generated_tokens <= 2, "decode was asked for one token: {}", decode.generated_tokens);
 }
 
+/// A pair whose decode engine generates for 50 s.
+async fn leave_whole_answer(dialect: Dialect, path: &str) -> TestCluster {
+    let sim = |role| SimConfig { dialect, ..paced(role) };
+    let cluster = TestClusterBuilder::new()
+        .sim_with(sim(Role::Prefill), "")
+        .sim_with(sim(Role::Decode), "")
+        .start()
+        .await
+        .unwrap();
+    let body = json!({"model": "tiny", "max_tokens": 5_000, "ignore_eos": true,
+        "prompt": "failure is an option here ".repeat(10),
+        "messages": [{"role": "user", "content": "failure is an option here ".repeat(10)}]});
+    tokio::select! {
+        reply = cluster.client.post(path, &[], body.to_string()) => panic!("it was answered: {reply:?}"),
+        seen = cluster.until("decode generates", |cluster| cluster.sims[1].state().generated_tokens > 3) => {
+            seen.unwrap();
+        }
+    }
+    cluster
+}
+
+#[tokio::test]
+async fn e1_a_client_that_leaves_a_whole_answer_of_a_pair_frees_decode_once_the_handoff_is_consumed() {
+    for (dialect, path) in
+        [(Dialect::Vllm, CHAT), (Dialect::Vllm, "/v1/completions"), (Dialect::Sglang, CHAT)]
+    {
+        let cluster = leave_whole_answer(dialect, path).await;
+        let left = tokio::time::Instant::now();
+        cluster.until("decode is free", |cluster| cluster.sims[1].state().running == 0).await.unwrap();
+        // E1.6: the whole answer takes 50 s
+        assert!(left.elapsed() < Duration::from_secs(20), "{dialect:?}: {:?}", left.elapsed());
+        cluster.at_rest().await.unwrap();
+        let (prefill, decode) = (cluster.sims[0].state(), cluster.sims[1].state());
+        assert_eq!((prefill.pinned_blocks, prefill.stranded, cluster.booked()), (0, 0, 0), "{dialect:?}");
+        assert!(decode.generated_tokens < 2_500, "{dialect:?}: {}", decode.generated_tokens);
+        if dialect == Dialect::Vllm {
+            assert_eq!(decode.handoffs.pulled, 1);
+        }
+    }
+}
+
+#[tokio::test]
+async fn e1_a_client_that_leaves_a_whole_answer_whose_handoff_is_still_pulled_strands_nothing() {
+    let slow = SimConfig { transfer_per_token: Duration::from_millis(6), ..paced(Role::Decode) };
+    let cluster = TestClusterBuilder::new()
+        .sim_with(paced(Role::Prefill), "")
+        .sim_with(slow, "")
+        .start()
+        .await
+        .unwrap();
+    let has_it = |cluster: &TestCluster| {
+        let decode = cluster.sims[1].state();
+        decode.running + decode.waiting == 1
+    };
+    tokio::select! {
+        reply = cluster.client.post(CHAT, &[], chat(false, 5_000)) => panic!("it was answered: {reply:?}"),
+        seen = cluster.until("decode has it", has_it) => seen.unwrap(),
+    }
+    cluster.at_rest().await.unwrap();
+    cluster.until("decode is free", |cluster| cluster.sims[1].state().running == 0).await.unwrap();
+    let (prefill, decode) = (cluster.sims[0].state(), cluster.sims[1].state());
+    // E1.6
+    assert_eq!((prefill.pinned_blocks, prefill.stranded, decode.handoffs.pulled), (0, 0, 1));
+}
+
 #[tokio::test]
 async fn e1_an_sglang_pair_whose_client_left_is_aborted() {
     let slow = |role| SimConfig {

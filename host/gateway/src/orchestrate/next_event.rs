@@ -41,6 +41,8 @@ pub(super) enum Alarm {
     Stale,
     /// A step of the estimate of an answer that is not streamed.
     Estimate,
+    /// The handoff of an answer that no client waits for counts as consumed.
+    Consumed,
 }
 
 /// Events that are reported once.
@@ -83,10 +85,10 @@ impl Drive {
     pub(super) fn next_alarm(&self) -> (Instant, Alarm) {
         let stale = self.stale_at().filter(|stale| *stale < self.deadline);
         let (until, alarm) = stale.map_or((self.deadline, Alarm::Deadline), |stale| (stale, Alarm::Stale));
-        match self.estimate_due().filter(|due| *due < until) {
-            Some(due) => (due, Alarm::Estimate),
-            None => (until, alarm),
-        }
+        let estimate = self.estimate_due().map(|due| (due, Alarm::Estimate));
+        let consumed = self.consumed_at().map(|due| (due, Alarm::Consumed));
+        let timers = [Some((until, alarm)), estimate, consumed];
+        timers.into_iter().flatten().min_by_key(|(due, _)| *due).unwrap_or((until, alarm))
     }
 
     /// Does what is due. `silent_from`: when the leg that answers was sent, or last sent an event.
@@ -94,6 +96,7 @@ impl Drive {
         match alarm {
             Alarm::Estimate => self.advance_estimate(),
             Alarm::Stale => self.expire(),
+            Alarm::Consumed => return Some(Event::FirstToken),
             Alarm::Deadline => {
                 if self.runs.answering.call.is_some() {
                     self.warn_of_whole(REQUEST);

@@ -8,6 +8,11 @@ use tokio::time::{Duration, Instant};
 use super::Drive;
 use crate::{openai::request::Request, telemetry::metrics::Metrics};
 
+/// Shortest time after which the engine of a pair must have the first token of an answer.
+const MIN_CONSUMED: Duration = Duration::from_secs(1);
+/// So many times the estimated time may pass before that.
+const CONSUMED_AFTER: u32 = 4;
+
 /// The estimate of the answer that is awaited.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WholeEstimate {
@@ -65,6 +70,14 @@ impl WholeEstimate {
         self.from.and_then(|from| self.estimate.tokens(from.elapsed())).unwrap_or(0)
     }
 
+    /// Returns when the worker of a pair must have its first token, if it began: at the end of the handoff's
+    /// lease at the latest.
+    fn consumed_at(&self, lease: Duration) -> Option<Instant> {
+        let longest = lease.max(MIN_CONSUMED);
+        let first_token = self.estimate.duration(0);
+        self.from.map(|from| from + (first_token * CONSUMED_AFTER).clamp(MIN_CONSUMED, longest))
+    }
+
     /// The answer arrived, with this many tokens if its engine reported them.
     pub(super) fn ended(&self, booking: &Booking, tokens: Option<u32>, metrics: &Metrics) {
         if let (Some(from), Some(tokens)) = (self.from, tokens) {
@@ -95,6 +108,13 @@ impl Drive {
         if let (Some(estimate), Some(booking)) = (&mut self.estimate, self.runs.answering.booking.own()) {
             estimate.advance(booking);
         }
+    }
+
+    /// Returns when the handoff of a whole answer that no client waits for counts as consumed: no event tells
+    /// (E1.6).
+    pub(super) fn consumed_at(&self) -> Option<Instant> {
+        let prefill = self.candidate(Leg::Prefill).filter(|_| self.legs.generates_for_handoff())?;
+        self.estimate.as_ref()?.consumed_at(prefill.worker.spec().handoff_lease())
     }
 
     /// The prefill worker is done, so that the other one begins.

@@ -18,6 +18,14 @@ impl Legs {
         self.committed && !self.consumed && !self.finished
     }
 
+    /// Returns whether decode generates an answer that no client waits for, only because its handoff may not
+    /// be consumed yet.
+    #[must_use]
+    pub fn generates_for_handoff(&self) -> bool {
+        let runs = self.state.answering == LegState::InFlight && self.state.prefill == LegState::Over;
+        runs && self.only_consumes() && !self.consuming && !self.consumed
+    }
+
     /// Returns whether the client waits for the rest of an answer, no token of which arrived.
     #[must_use]
     pub fn awaits_rest(&self) -> bool {
