@@ -80,6 +80,8 @@ pub(crate) struct Activity {
     alive_ms: AtomicU64,
     /// Time after `created`, ms, of the last answered health check that says that the worker works.
     healthy_ms: AtomicU64,
+    /// Time after `created`, ms, at which the last health check began that passed.
+    passed_ms: AtomicU64,
     created: Instant,
     /// Whether handoffs were late since one finished.
     handoffs_late: AtomicBool,
@@ -123,6 +125,7 @@ impl Activity {
             waiting: AtomicU32::new(0),
             alive_ms: AtomicU64::new(0),
             healthy_ms: AtomicU64::new(0),
+            passed_ms: AtomicU64::new(0),
             created: now,
             handoffs_late: AtomicBool::new(false),
             times_put_aside: AtomicU64::new(0),
@@ -146,6 +149,22 @@ impl Activity {
         if !self.heard.load(Ordering::Relaxed) {
             self.heard.store(true, Ordering::Relaxed);
         }
+    }
+
+    /// Returns whether a byte of an answer arrived since the last call or look. The next look counts it, too.
+    pub(crate) fn take_heard(&self) -> bool {
+        let heard = self.heard.swap(false, Ordering::Relaxed);
+        if heard {
+            let mut track = self.track.lock();
+            track.moved = true;
+            self.alive(track.looked_at);
+        }
+        heard
+    }
+
+    /// Returns whether a health check passed that began since then.
+    pub(crate) fn passed_check_since(&self, at: Instant) -> bool {
+        self.passed_ms.load(Ordering::Relaxed) > self.millis(at)
     }
 
     /// Returns when the worker last gave a sign of progress, or its creation. It may lag by two looks.
@@ -194,9 +213,10 @@ impl Activity {
         }
     }
 
-    /// The engine answered a health check. Where its figures are not known, nothing else says that it works
+    /// The engine passed a health check, which `began` then. Where its figures are not known, nothing else says that it works
     /// on a stream that is silent. It is not progress: an engine that is stuck may answer, too.
-    pub(crate) fn note_health(&self) {
+    pub(crate) fn note_health(&self, began: Instant) {
+        self.passed_ms.fetch_max(self.millis(began), Ordering::Relaxed);
         let track = self.track.lock();
         if track.signs.is_none() && track.stuck.is_none() {
             self.healthy_ms.fetch_max(self.millis(Instant::now()), Ordering::Relaxed);

@@ -257,7 +257,7 @@ impl Probe {
                 }
                 Ok(Checked::Healthy) => {
                     stale = false;
-                    self.worker.activity().note_health();
+                    self.worker.activity().note_health(checked);
                     if self.checks.passed(&self.worker) {
                         self.worker.set_problem(None);
                         self.log("healthy", "");

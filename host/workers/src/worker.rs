@@ -213,6 +213,11 @@ impl Worker {
         }
     }
 
+    /// Requests a health check at once.
+    pub(crate) fn check_health(&self) {
+        self.state.check_now.notify_one();
+    }
+
     /// Resolves when the worker has to be checked at once.
     pub(crate) async fn check_requested(&self) {
         self.state.check_now.notified().await;

@@ -268,6 +268,42 @@ async fn i14_a_stream_that_breaks_alone_is_not_sent_to_another_engine() {
 }
 
 #[tokio::test]
+async fn i14_the_stream_of_an_engine_that_is_silent_on_its_others_goes_on_elsewhere() {
+    let cluster = cluster(Dialect::Vllm, AGGREGATED, |_| {}).await;
+    let undisturbed = normal(&stream(&cluster, CHAT, json!({})).await);
+    // The other streams of the first engine stand still, as those of an engine that has just died. The second
+    // one has more of them, so that the first one is preferred.
+    let mut others = Vec::new();
+    for (sim, count) in [(0, 1), (1, 4)] {
+        cluster.sims[sim].set_faults(vec![Fault::always(FaultKind::Stall { after_tokens: 2 })]);
+        let worker = (sim + 1).to_string();
+        for _ in 0..count {
+            let long = body(CHAT, json!({"max_tokens": 3_000}));
+            let mut other =
+                cluster.client.stream(CHAT, &[("x-worker-instance-id", &worker)], long).await.unwrap();
+            other.next().await.unwrap();
+            others.push(other);
+        }
+        cluster.sims[sim].set_faults(Vec::new());
+    }
+    let mut dies = once(FaultKind::Cut { after_tokens: 4 });
+    dies.push(Fault::always(FaultKind::SlowHealth { ms: 20_000 }));
+    cluster.sims[0].set_faults(dies);
+    // Those that stand still have sent what they have.
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    for _ in 0..40 {
+        // I14.8
+        assert_eq!(normal(&stream(&cluster, CHAT, json!({})).await), undisturbed);
+        if cluster.faults_fired("cut") > 0 {
+            break;
+        }
+    }
+    assert_eq!((cluster.faults_fired("cut"), continued(&cluster, "continued").await), (1, 1.0));
+    drop(others);
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
 async fn i14_a_second_failure_ends_the_stream_with_one_error_that_says_what_was_delivered() {
     let cluster = cluster(Dialect::Vllm, AGGREGATED, |_| {}).await;
     for sim in &cluster.sims {

@@ -203,7 +203,7 @@ async fn i3_an_engine_without_figures_works_while_it_answers_health_checks_and_i
     figures.note_signs(signs(Some(1)));
     let begun = figures.works_at();
     tokio::time::advance(100 * SECOND).await;
-    [&worker, &figures].iter().for_each(|worker| worker.activity().note_health());
+    [&worker, &figures].iter().for_each(|worker| worker.activity().note_health(Instant::now()));
     // I3.6
     assert_eq!(worker.works_at(), Instant::now());
     // I3.6: figures tell more than an answered health check
@@ -211,12 +211,12 @@ async fn i3_an_engine_without_figures_works_while_it_answers_health_checks_and_i
     let _call = InFlight::new(worker.clone(), None);
     for request in 1..=3 {
         worker.note_deadline(request);
-        worker.activity().note_health();
+        worker.activity().note_health(Instant::now());
     }
     // B7.3: an answered health check is not progress
     assert_eq!(stuck_by(&watch(&worker, 1, |_| None).await), Some(StuckBy::Deadlines));
     let before = worker.works_at();
-    worker.activity().note_health();
+    worker.activity().note_health(Instant::now());
     // I3.6: the silent streams of an engine that is stuck end
     assert_eq!(worker.works_at(), before);
     assert!(before < Instant::now());

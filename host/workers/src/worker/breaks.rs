@@ -1,4 +1,4 @@
-//! When the engine last broke on requests: whether it broke on one of them alone.
+//! When the engine last broke on requests: whether it broke on one of them alone, and works on the others.
 
 use parking_lot::Mutex;
 use tokio::time::{Duration, Instant};
@@ -7,6 +7,10 @@ use super::Worker;
 
 /// How long after one request of an engine that dies the others have broken, too.
 const TOGETHER: Duration = Duration::from_secs(1);
+/// How long they have before a sign of life counts: what the engine wrote before it died may still arrive.
+const OTHERS_BREAK: Duration = Duration::from_millis(200);
+/// Time between two looks for a sign of life.
+const LOOK: Duration = Duration::from_millis(50);
 
 /// The last two times.
 #[derive(Debug, Default)]
@@ -30,17 +34,92 @@ impl Worker {
         self.state.breaks.note();
     }
 
-    /// Whether the engine, which broke on a request a moment ago, broke on no other one, although it serves
-    /// others of this gateway.
-    #[must_use]
-    pub fn broke_alone(&self) -> bool {
+    /// Waits until it is known whether the engine, which just broke on a request, works on others of this
+    /// gateway: bytes of one arrived since, or it passed a health check. Without such a sign within a second,
+    /// the engine may have died, and the request is not to blame.
+    pub async fn broke_alone(&self) -> bool {
+        let from = Instant::now();
+        tokio::time::sleep(OTHERS_BREAK).await;
+        let activity = self.activity();
+        activity.take_heard();
+        let since = Instant::now();
+        self.check_health();
+        while self.may_have_broken_alone() && from.elapsed() < TOGETHER {
+            tokio::time::sleep(LOOK).await;
+            let works = activity.take_heard() || activity.passed_check_since(since);
+            if works && self.may_have_broken_alone() {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Whether the engine broke on no other request, although it has others of this gateway.
+    fn may_have_broken_alone(&self) -> bool {
         self.own_requests() > 0 && !self.state.breaks.were_two() && !self.is_down()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use prefix_index::Prefix;
+
     use super::*;
+    use crate::{Booking, BookingRequest, Health, Leg, WorkerSpec};
+
+    /// An engine that broke on one request and has another one.
+    fn broken() -> (Arc<Worker>, Booking) {
+        let spec = WorkerSpec::parse_flag("id=1,role=aggregated,engine=vllm,url=http://a:1").unwrap();
+        let worker = Arc::new(Worker::new(spec));
+        worker.set_health(Health::Healthy);
+        let booking = worker.candidates()[0].book(&BookingRequest {
+            leg: Leg::Aggregated,
+            prompt_tokens: 16,
+            new_prefill_tokens: 16,
+            prefix: Prefix::default(),
+            total_prompt_blocks: 1,
+            block_size: 16,
+            expected_output_tokens: None,
+            assume_kv_reuse: false,
+            track_prefill_tokens: true,
+        });
+        worker.note_sign_of_life();
+        worker.note_broke();
+        (worker, booking)
+    }
+
+    /// Whether it broke alone, and after how many milliseconds that was known. `then` happens to the engine
+    /// after so many milliseconds.
+    async fn judged(worker: &Worker, after: u64, then: impl FnOnce(&Worker)) -> (bool, u128) {
+        let from = Instant::now();
+        let happens = async {
+            tokio::time::sleep(Duration::from_millis(after)).await;
+            then(worker);
+        };
+        let (alone, ()) = tokio::join!(worker.broke_alone(), happens);
+        (alone, from.elapsed().as_millis())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn i14_an_engine_that_broke_on_a_request_is_not_acquitted_without_a_sign_of_life() {
+        let (worker, other) = broken();
+        // I14.8
+        assert_eq!(judged(&worker, 0, |_| {}).await, (false, 1_000), "it may have died");
+        let (worker, _other) = broken();
+        assert_eq!(judged(&worker, 150, Worker::note_sign_of_life).await, (false, 1_000), "written before");
+        let (worker, _other) = broken();
+        assert_eq!(judged(&worker, 520, Worker::note_sign_of_life).await, (true, 550));
+        let (worker, _other) = broken();
+        let passes = |worker: &Worker| worker.activity().note_health(Instant::now());
+        assert_eq!(judged(&worker, 520, passes).await, (true, 550));
+        let (worker, _other) = broken();
+        assert_eq!(judged(&worker, 520, Worker::note_broke).await, (false, 550), "it broke on others, too");
+        let (worker, other_too) = broken();
+        drop((other, other_too));
+        assert_eq!(judged(&worker, 0, |_| {}).await, (false, 200), "it has no other request");
+    }
 
     #[tokio::test(start_paused = true)]
     async fn two_breaks_within_a_second_are_the_engine_s() {

@@ -6,7 +6,7 @@ use std::pin::pin;
 use http::Response;
 use pointsman_orchestration::{Event, Failed};
 use pointsman_workers::Leg;
-use tokio::time::{Duration, Instant};
+use tokio::time::Instant;
 
 use super::{
     Relay,
@@ -27,9 +27,6 @@ use crate::{
     orchestrate::{Drive, executor::Reached},
     upstream::{self, CallError},
 };
-
-/// How long the other streams of an engine that died have to break, too.
-const OTHERS_BREAK: Duration = Duration::from_millis(200);
 
 /// What a relay keeps to continue its stream.
 pub(super) struct Resumption {
@@ -183,8 +180,7 @@ impl Relay {
         // The client's connection does not wake this task.
         let _ = futures_util::poll!(drain_end.as_mut());
         if self.resumption.is_suspect {
-            tokio::time::sleep(OTHERS_BREAK).await;
-            if let Some(event) = self.drive.blames_stream() {
+            if let Some(event) = self.drive.blames_stream().await {
                 self.report(event);
             }
         }
@@ -326,9 +322,9 @@ impl Drive {
 
     /// Whether the engine broke on this stream alone while it serves others: the request may be the reason,
     /// and its rest is not sent elsewhere.
-    fn blames_stream(&mut self) -> Option<Event> {
-        let failed = self.candidate(self.answering())?;
-        if !failed.worker.broke_alone() {
+    async fn blames_stream(&mut self) -> Option<Event> {
+        let failed = self.candidate(self.answering())?.worker.clone();
+        if !failed.broke_alone().await {
             return None;
         }
         self.attempts.stop();
