@@ -206,7 +206,8 @@ fn stream_failed(outcome: &Outcome) -> Option<String> {
         ("continued_exact", _) => format!("The rest was generated from the token ids{by}."),
         ("continued", None) => format!("The rest was generated from the text{by}."),
         ("continued", Some(why)) => format!("The rest was generated from the text{by}: {}.", explained(why)),
-        ("failed", _) => "No other worker could generate the rest.".to_owned(),
+        ("failed", None) => "No other worker could generate the rest.".to_owned(),
+        ("failed", Some(code)) => format!("No other worker could generate the rest (`{code}`)."),
         (reason, _) => format!("The stream was not continued: {}.", explained(reason)),
     };
     Some(format!(
@@ -219,6 +220,7 @@ fn stream_failed(outcome: &Outcome) -> Option<String> {
 fn explained(reason: &str) -> String {
     let text = match reason {
         "exhausted" => "it was continued before, or two engines broke on the request",
+        "alone" => "its engine works on its other requests, so this one may have broken it",
         "finished" => "the client had the finish reason",
         "memory" => "the transcripts of all streams together took their limit of memory",
         "too_long" => "it is longer than a transcript may be",

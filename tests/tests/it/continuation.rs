@@ -263,6 +263,8 @@ async fn i14_a_stream_that_breaks_alone_is_not_sent_to_another_engine() {
         "{last}"
     );
     assert_eq!(cluster.faults_fired("cut"), 1, "the request visits no other engine");
+    // I14.9
+    assert_eq!((continued(&cluster, "alone").await, continued(&cluster, "failed").await), (1.0, 0.0));
     drop(others);
     cluster.at_rest().await.unwrap();
 }

@@ -216,6 +216,15 @@ fn i14_both_legs_of_a_stream_that_went_on_elsewhere_are_told() {
         ),
         (failed("failed", None, None), "No other worker could generate the rest."),
         (
+            failed("failed", Some("overloaded"), None),
+            "No other worker could generate the rest (`overloaded`).",
+        ),
+        (
+            failed("alone", None, None),
+            "The stream was not continued: its engine works on its other requests, so this one may have broken it \
+             (`alone`).",
+        ),
+        (
             failed("penalties", None, None),
             "The stream was not continued: `penalties` (docs/continuation.md).",
         ),

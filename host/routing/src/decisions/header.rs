@@ -122,7 +122,7 @@ pub struct Outcome {
 pub struct StreamFailed {
     /// What followed: `continued`, `continued_exact`, `failed`, or why the stream was not continued.
     pub result: &'static str,
-    /// Why it was continued from text and not from token ids.
+    /// Why it was continued from text and not from token ids, or the code of the error with which it failed.
     pub why: Option<&'static str>,
     /// Output tokens that the client had.
     pub delivered: u32,

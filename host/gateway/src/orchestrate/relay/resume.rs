@@ -28,6 +28,9 @@ use crate::{
     upstream::{self, CallError},
 };
 
+/// The engine broke on this stream alone: its request may be the reason.
+const ALONE: Reason = "alone";
+
 /// What a relay keeps to continue its stream.
 pub(super) struct Resumption {
     /// What the client has, or why the stream is never continued.
@@ -42,6 +45,8 @@ pub(super) struct Resumption {
     delivered: u32,
     /// Whether the engine may have broken on this stream alone.
     pub(super) is_suspect: bool,
+    /// Whether it has.
+    is_blamed: bool,
     /// Workers for the rest are being found; none of its events arrived.
     pub(super) is_pending: bool,
     pub(super) moving: Moving,
@@ -64,6 +69,7 @@ impl Resumption {
             cause: None,
             delivered: 0,
             is_suspect: false,
+            is_blamed: false,
             is_pending: false,
             moving: Moving::default(),
         }
@@ -179,10 +185,11 @@ impl Relay {
         let mut drain_end = pin!(state.drain_end.passed());
         // The client's connection does not wake this task.
         let _ = futures_util::poll!(drain_end.as_mut());
-        if self.resumption.is_suspect {
-            if let Some(event) = self.drive.blames_stream().await {
-                self.report(event);
-            }
+        if self.resumption.is_suspect
+            && let Some(event) = self.drive.blames_stream().await
+        {
+            self.resumption.is_blamed = true;
+            self.report(event);
         }
         while self.resumption.is_pending && !self.over && !self.detached {
             let reached = self.drive.step().await;
@@ -271,7 +278,7 @@ impl Relay {
         let was_pending = std::mem::take(&mut self.resumption.is_pending);
         let was_moving = self.move_failed();
         if (was_pending || self.rest_is_due()) && !was_moving {
-            self.drive.note_continued("failed", None);
+            self.drive.rest_failed(self.resumption.is_blamed, &cause);
         }
         if !was_pending || was_moving || matches!(cause, ApiError::Deadline | ApiError::Draining) {
             let transcript = self.resumption.transcript.as_ref().ok();
@@ -334,8 +341,22 @@ impl Drive {
         Some(Event::Unroutable)
     }
 
+    /// Records that no worker generated the rest of an answer. `is_blamed`: none was asked, because the
+    /// request may have broken its engine.
+    fn rest_failed(&mut self, is_blamed: bool, cause: &ApiError) {
+        let (result, why) = if is_blamed { (ALONE, None) } else { ("failed", Some(cause.code())) };
+        self.note_continued(result, why);
+        self.account.not_continued(result);
+        tracing::warn!(
+            request = self.account.request_id,
+            reason = result,
+            %cause,
+            "stream ended: its rest was not generated elsewhere"
+        );
+    }
+
     /// Counts a stream whose engine failed, by what followed, and tells its record. `why`: it was continued
-    /// from text and not from token ids.
+    /// from text and not from token ids, or failed with this code.
     fn note_continued(&mut self, result: &'static str, why: Option<Reason>) {
         self.state.metrics.continued(result, "failure");
         self.account.stream_followed(result, why);

@@ -15,7 +15,7 @@ pub(super) struct StreamFailure {
     delivered: u32,
     /// What followed: `continued`, `continued_exact`, `failed`, or why the stream was not continued.
     result: Option<&'static str>,
-    /// Why it was continued from text and not from token ids.
+    /// Why it was continued from text and not from token ids, or the code of the error with which it failed.
     why: Option<&'static str>,
 }
 
@@ -27,7 +27,7 @@ impl Account {
     }
 
     /// Records what followed when an engine failed within the stream. `why`: its rest began from text and not
-    /// from token ids.
+    /// from token ids, or failed with this code.
     pub(crate) fn stream_followed(&mut self, result: &'static str, why: Option<&'static str>) {
         if let Some(last) = self.stream_failures.last_mut() {
             (last.result, last.why) = (Some(result), why);
