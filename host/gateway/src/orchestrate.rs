@@ -39,6 +39,7 @@ pub(crate) mod client_connection;
 mod drain_prefill;
 mod executor;
 mod failed_leg;
+mod failure_text;
 mod first_event;
 mod lateness;
 mod leg_run;

@@ -59,6 +59,7 @@ mod envoy;
 mod error_statuses;
 mod errors_in_answers;
 mod etcd;
+mod failing_workers;
 mod failures;
 mod fairness;
 mod fallback;

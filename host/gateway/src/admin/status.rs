@@ -8,7 +8,7 @@ use pointsman_workers::{Ineligible, Leg, ModelName, Snapshot, Worker};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::workers::beyond;
+use super::workers::{beyond, reason_of_out};
 use crate::{
     big_numbers::with_texts,
     orchestrate::availability::{is_ready, models_with_workers, servable_models, why_no_pair},
@@ -136,9 +136,9 @@ fn reasons(state: &State, snapshot: &Snapshot) -> Vec<String> {
     let mut reasons = reasons_of_gateway(state, snapshot);
     let workers = || snapshot.workers().iter();
     reasons.extend(workers().filter_map(|worker| {
-        let state = worker.ineligible()?.as_str();
-        let problem = worker.problem().map(|problem| format!(": {problem}")).unwrap_or_default();
-        Some(format!("worker {} gets no request: {state}{problem}", worker.id()))
+        let out = worker.ineligible()?;
+        let why = reason_of_out(worker, out).map(|why| format!(": {why}")).unwrap_or_default();
+        Some(format!("worker {} gets no request: {}{why}", worker.id(), out.as_str()))
     }));
     let busy = state.router.busy().busy_candidates(snapshot);
     reasons.extend(workers().filter_map(|worker| {

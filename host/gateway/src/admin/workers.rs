@@ -144,9 +144,20 @@ fn models_of_workers(snapshot: &Snapshot) -> HashMap<WorkerId, Vec<&ModelName>> 
 /// Returns why a worker is unhealthy, put aside, failing or `busy`, or why its KV events do not arrive, if
 /// that is known.
 fn reason_of(worker: &Worker, busy: Option<String>, feeds: &Feeds) -> Option<Arc<String>> {
-    let known = worker.problem().or_else(|| worker.refusal_reason());
+    let known = worker.problem().or_else(|| reason_of_failing(worker));
+    known.or(busy.map(Arc::new)).or_else(|| feeds.problem(worker.id()).map(Arc::new))
+}
+
+/// Returns why a worker that gets no request does not, if more than `out` is known of that.
+pub(super) fn reason_of_out(worker: &Worker, out: Ineligible) -> Option<Arc<String>> {
+    let fails = || reason_of_failing(worker).filter(|_| out == Ineligible::Failing);
+    worker.problem().or_else(fails)
+}
+
+/// Returns why a worker is put aside or failing.
+fn reason_of_failing(worker: &Worker) -> Option<Arc<String>> {
     let breaks = || worker.breaks_decode().then(|| "decode workers break on its handoffs".to_owned().into());
-    known.or_else(breaks).or(busy.map(Arc::new)).or_else(|| feeds.problem(worker.id()).map(Arc::new))
+    worker.refusal_reason().or_else(breaks).or_else(|| worker.failure_reason())
 }
 
 /// Numbers of streams that left a worker that drains, or stayed.

@@ -22,7 +22,7 @@ mod tests;
 
 use convert::hint;
 pub(crate) use mask::{RequestFacts, masked};
-pub(crate) use response::{body, engine_text};
+pub(crate) use response::{answered, body, engine_text};
 
 /// Seconds after which a client may try again.
 const RETRY_AFTER: u64 = 1;

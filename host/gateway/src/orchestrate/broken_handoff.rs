@@ -137,6 +137,8 @@ impl Drive {
         let worker = candidate.worker.clone();
         if !is_slow && worker.alive_at().elapsed() >= self.state.settings.leg_timeouts.prefill_head {
             worker.note_timeout();
+            worker
+                .explain_failure(|| "the last prefill for it timed out, and waits for its engine".to_owned());
         }
         let prefill = self.candidate(Leg::Prefill).map(|prefill| prefill.worker.clone());
         let pair =

@@ -64,6 +64,8 @@ impl Session {
             candidate.load().observe_outcome(false);
             candidate.worker.note_outcome(false);
             candidate.worker.note_timeout();
+            let why = || format!("the last {leg} leg failed: the engine did not read what the client sent");
+            candidate.worker.explain_failure(why);
         }
         self.0.account.leg_ended(leg, if engine_slow { Err("timeout") } else { Ok(()) });
         self.0.report(Event::Ended);

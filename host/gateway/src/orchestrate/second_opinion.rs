@@ -4,7 +4,7 @@
 use http::StatusCode;
 use pointsman_workers::{Candidate, Doubt, Leg};
 
-use super::{Drive, worker_outcome::lacks_model};
+use super::{Drive, failure_text::one_line, worker_outcome::lacks_model};
 use crate::{
     openai::error::ApiError,
     upstream::{CallError, text},
@@ -71,7 +71,7 @@ impl Drive {
         self.second_opinion.is_asked = asks;
         if asks && !is_too_long {
             let (candidate, doubt) = (candidate.clone(), candidate.worker.doubt());
-            let refusal = without_quotes(&ApiError::from(error.clone()).message()).to_owned();
+            let refusal = one_line(&ApiError::from(error.clone()).message());
             self.second_opinion.doubt = Some(Box::new(Doubted { leg, candidate, doubt, refusal }));
         }
         asks
@@ -123,11 +123,6 @@ impl Drive {
     }
 }
 
-/// Returns a text up to the first value that it quotes: engines repeat what clients sent.
-fn without_quotes(text: &str) -> &str {
-    text.split(['\'', '"', '`', '\n', '{', '[']).next().unwrap_or_default().trim_end()
-}
-
 /// Returns whether an engine says that a request is longer than its context, as vLLM and SGLang do.
 pub(super) fn names_context(error: &CallError) -> bool {
     const WORDS: [&str; 5] = [
@@ -164,10 +159,6 @@ mod tests {
         ] {
             assert!(names(text), "{text}");
         }
-        assert_eq!(
-            without_quotes("answered 400: Input should be valid: [{'input': 'hi'}]"),
-            "answered 400: Input should be valid:"
-        );
         assert!(!names("As of transformers v4.44, default chat template is no longer allowed"));
     }
 }

@@ -6,6 +6,7 @@ use http::StatusCode;
 use pointsman_workers::{Candidate, Leg, LogLimit, Worker, WorkerSpec};
 use tokio::time::Instant;
 
+use super::failure_text::failure_text;
 use crate::{
     openai::error::ApiError,
     state::State,
@@ -44,6 +45,8 @@ pub(super) fn note_failure(
     let (spec, worker) = (candidate.worker.spec(), &candidate.worker);
     state.metrics.leg(leg.as_str(), spec.engine.as_str(), error.kind());
     let is_slow = error.is_of_slow_worker();
+    let is_charged = error.refusal().is_some()
+        || (error.is_fault() && !is_slow && matches!(blame, Blame::Worker | Blame::Handoff));
     if let Some(refusal) = error.refusal() {
         // The task of a prefill call has released its booking.
         let others = worker.own_requests().saturating_sub(u32::from(leg != Leg::Prefill));
@@ -51,7 +54,7 @@ pub(super) fn note_failure(
             candidate.load().observe_outcome(false);
         }
         tracing::debug!(worker = %spec.id, pause = ?worker.pause(), "worker paused: its engine has too much to do");
-    } else if error.is_fault() && !is_slow && matches!(blame, Blame::Worker | Blame::Handoff) {
+    } else if is_charged {
         candidate.load().observe_outcome(false);
         if blame == Blame::Handoff { worker.charge_broken_handoff() } else { worker.note_outcome(false) }
     }
@@ -67,6 +70,9 @@ pub(super) fn note_failure(
         CallError::Timeout(_) if !is_slow => worker.note_timeout(),
         CallError::Broken(_) => worker.note_restart(),
         _ => {}
+    }
+    if is_charged {
+        worker.explain_failure(|| failure_text(leg, error));
     }
 }
 

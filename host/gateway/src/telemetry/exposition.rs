@@ -219,6 +219,9 @@ impl Sources {
         out.gauges("pointsman_worker_load_known", help, known)?;
         let misconfigured = workers().map(|(worker, labels)| (labels, u64::from(worker.is_misconfigured())));
         let help = "1 if the engine contradicts the worker's description, else 0; GET /workers says why";
+        let faulty = workers().map(|(worker, labels)| (labels, u64::from(worker.is_faulty())));
+        let help = "1 if the worker is not ready, unhealthy or failing and does not drain, else 0; GET /workers says why";
+        out.gauges("pointsman_worker_faulty", help, faulty)?;
         out.gauges("pointsman_worker_misconfigured", help, misconfigured)?;
         let busy: HashSet<WorkerId> =
             self.router.busy().busy_candidates(&snapshot).iter().map(|busy| busy.worker).collect();

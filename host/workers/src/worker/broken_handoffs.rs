@@ -95,6 +95,7 @@ impl Worker {
         let witnesses = self.state.broken_handoffs.witnesses.lock().clone();
         for worker in witnesses.iter().filter_map(Weak::upgrade) {
             worker.state.broken_handoffs.breaker.record_success(0);
+            worker.forget_failure();
             worker.tell_ranks();
         }
     }
@@ -114,6 +115,7 @@ impl Worker {
             sources.lock().clear();
             witnesses.lock().clear();
             breaker.record_success(0);
+            self.forget_failure();
             self.tell_ranks();
         }
     }

@@ -33,7 +33,9 @@ impl Worker {
         let outcomes = self.state.outcomes.fetch_add(1, Ordering::Relaxed) + 1;
         if ok {
             self.note_answered();
-            self.state.breaker.record_success(outcomes);
+            if self.state.breaker.record_success(outcomes) {
+                self.forget_failure();
+            }
             let is_conditional = self.spec.max_concurrency.is_some() || self.state.learned_limit.is_noted();
             // A concurrent failure may have updated the ranks before the breaker closed.
             if self.state.learned_limit.served() || (!is_conditional && !self.is_surely_eligible()) {

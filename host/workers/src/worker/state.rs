@@ -14,8 +14,8 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, Semaphore};
 
 use super::{
-    BackPressure, Breaks, BrokenHandoffs, LearnedLimit, Loading, LostRanks, Moves, WarmUp, WarmUps,
-    refusing::Refusing,
+    BackPressure, Breaks, BrokenHandoffs, LastFailure, LearnedLimit, Loading, LostRanks, Moves, WarmUp,
+    WarmUps, refusing::Refusing,
 };
 use crate::{
     activity::Activity,
@@ -60,6 +60,7 @@ pub(super) struct State {
     /// Engine ids by rank. Only vLLM with Mooncake has them.
     pub(super) engine_ids: ArcSwapOption<Vec<String>>,
     pub(super) breaker: Breaker,
+    pub(super) last_failure: LastFailure,
     /// Number of outcomes of legs that were reported.
     pub(super) outcomes: AtomicU64,
     /// Number of legs that failed before the engine's process began.
@@ -159,6 +160,7 @@ impl State {
             problem: ArcSwapOption::empty(),
             engine_ids: ArcSwapOption::empty(),
             breaker: Breaker::new(BreakerRules::WORKER),
+            last_failure: LastFailure::new(),
             outcomes: AtomicU64::new(0),
             failed_before: AtomicU32::new(0),
             back_pressure: BackPressure::new(),

@@ -120,7 +120,7 @@ pub(crate) fn body(status: StatusCode, code: &str, message: &str, request_id: &s
 }
 
 /// Says what an engine answered: the status, and what its body says.
-pub(super) fn answered(status: StatusCode, body: &[u8]) -> String {
+pub(crate) fn answered(status: StatusCode, body: &[u8]) -> String {
     let text = engine_text(body);
     let status = status.as_u16();
     if text.trim().is_empty() { format!("answered {status}") } else { format!("answered {status}: {text}") }
