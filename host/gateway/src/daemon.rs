@@ -44,12 +44,14 @@ mod discovery;
 mod drain;
 #[cfg_attr(not(feature = "ext-proc"), path = "daemon/ext_proc/off.rs")]
 mod ext_proc;
+mod first_checks;
 mod listen;
 mod reload;
 pub(crate) mod service_manager;
 mod slots;
 
 pub(crate) use check::check;
+use first_checks::FirstChecks;
 use listen::{ADMIN_SEND_BUFFER, CLIENT_SEND_BUFFER, cannot_listen, listen};
 use service_manager::Heartbeats;
 pub use service_manager::InheritedSockets;
@@ -112,7 +114,7 @@ impl Daemon {
         let (stop, abandon) = (CancellationToken::new(), CancellationToken::new());
         let (probe, probe_config) = watch::channel(reload::probe_config(&settings));
         let (discovery, replicas) = (settings.discovery.clone(), settings.replicas.clone());
-        let block_size = settings.routing.block_size;
+        let (block_size, first_checks) = (settings.routing.block_size, FirstChecks::of(&settings));
         let shared = SharedState::new(build(config, settings, source, probe)?);
         let state = shared.get();
         discovery::start_sources(&state, &discovery, &stop);
@@ -129,24 +131,24 @@ impl Daemon {
         state.replicas.start(settings, address, tables, &state.policies, token, &state.tracker)?;
         let servers = TaskTracker::new();
         let admin = admin_listener.local_addr()?;
+        let routes = Service::of_router(admin::routes(shared.clone()));
+        let serve =
+            http::listener::serve(admin_listener, Audience::Operators, routes, shared.clone(), stop.clone());
+        servers.spawn(serve);
+        first_checks.wait(&state.registry).await;
         let beats = Heartbeats::new(server.client_threads());
         state.tracker.spawn(beats.clone().report(stop.clone()));
         for number in 0..server.client_threads() {
             let beat = beats.clone().report_alive(number);
-            let (shared, listener) = (shared.clone(), listener.try_clone()?);
+            let (shared, listener, origins) = (shared.clone(), listener.try_clone()?, server.origins());
             let ext_proc = ext_proc.as_ref().map(ext_proc::PickerListener::try_clone).transpose()?;
             let (ends, alive) = ((stop.clone(), abandon.clone()), servers.token());
-            let origins = server.origins();
             let thread = std::thread::Builder::new().name(format!("pointsman-data-{number}"));
             thread.spawn(move || {
                 let _alive = alive;
                 serve_on_this_thread(&shared, (listener, ext_proc), &origins, beat, ends);
             })?;
         }
-        let routes = Service::of_router(admin::routes(shared.clone()));
-        let serve =
-            http::listener::serve(admin_listener, Audience::Operators, routes, shared.clone(), stop.clone());
-        servers.spawn(serve);
         servers.close();
         let ext_proc = ext_proc.as_ref().map(ext_proc::PickerListener::address).transpose()?;
         tracing::info!(%address, %admin, ?ext_proc, enforce_disagg = state.settings.split.enforce_disagg, "serving");

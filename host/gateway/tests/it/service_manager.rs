@@ -82,6 +82,71 @@ fn a_connection_that_comes_between_two_processes_is_served_by_the_second() {
     terminate(second);
 }
 
+/// An engine that answers each question after `pause`. It serves until the test ends.
+fn slow_engine(pause: Duration) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let serve = move |mut stream: TcpStream| {
+        let mut head = [0; 4096];
+        let length = stream.read(&mut head).unwrap_or(0);
+        std::thread::sleep(pause);
+        let (status, body) = match String::from_utf8_lossy(head.get(..length).unwrap()).split(' ').nth(1) {
+            Some("/v1/models") => ("200 OK", r#"{"object":"list","data":[{"id":"tiny"}]}"#),
+            Some("/v1/completions") => {
+                ("200 OK", r#"{"choices":[{"index":0,"text":"a","finish_reason":"stop"}]}"#)
+            }
+            Some("/health") => ("200 OK", "{}"),
+            _ => ("404 Not Found", "{}"),
+        };
+        let head = "content-type: application/json\r\nconnection: close";
+        let _ = write!(stream, "HTTP/1.1 {status}\r\n{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+    };
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let stream = stream.unwrap();
+            std::thread::spawn(move || serve(stream));
+        }
+    });
+    address
+}
+
+#[test]
+fn n10_a_client_that_waited_for_the_start_is_served_by_a_worker() {
+    let ((clients, address), (admin, admin_address)) = (inheritable(), inheritable());
+    let worker = |pause: u64, id: u64| {
+        let engine = slow_engine(Duration::from_millis(pause));
+        format!(" --worker id={id},role=aggregated,engine=openai,url=http://{engine}")
+    };
+    let waiting = std::thread::spawn(move || {
+        let body = r#"{"model":"tiny","prompt":"hi","max_tokens":1}"#;
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        let head = format!("content-type: application/json\r\ncontent-length: {}", body.len());
+        write!(stream, "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n{head}\r\n\r\n{body}").unwrap();
+        let mut line = String::new();
+        BufReader::new(stream).read_line(&mut line).unwrap();
+        line.trim_end().to_owned()
+    });
+    let sockets = [("clients", &clients), ("admin", &admin)];
+    let gateway = start(&sockets, None, &(worker(700, 1) + &worker(0, 2)));
+    // N10.3
+    assert_eq!(get(admin_address, "/healthz"), "HTTP/1.1 200 OK");
+    // N10.1
+    assert_eq!(waiting.join().unwrap(), "HTTP/1.1 200 OK");
+    let status = text_of(admin_address, "/status");
+    assert!(status.contains(r#""eligible":2,"#), "it waited for one of the workers only: {status}");
+    terminate(gateway);
+}
+
+/// The whole answer to `GET path`.
+fn text_of(address: SocketAddr, path: &str) -> String {
+    let mut stream = TcpStream::connect(address).unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    text
+}
+
 #[test]
 fn the_service_manager_hears_of_readiness_life_and_the_end() {
     let dir = tempfile::tempdir().unwrap();
