@@ -93,6 +93,7 @@ async fn metrics(Extract(state): Extract<Arc<State>>, headers: HeaderMap) -> imp
         models: state.settings.models.clone(),
         servable_models: servable_models(&state.registry.snapshot(), &state.settings),
         config_applied: state.config.not_applied().is_none(),
+        config_needs_restart: state.config.needs_restart().len(),
         queued: state.queue.waiting(),
         worker_waits: worker_waits(&state),
         replicas: state.replicas.figures(),

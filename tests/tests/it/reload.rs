@@ -372,3 +372,25 @@ async fn a_request_in_flight_keeps_the_values_it_started_with() {
     assert_eq!(status(&reply), answer(200, "ok"));
     assert_eq!(reloading.after(|c| c.timeouts.request = Duration::from_millis(1)).await.0, 504);
 }
+
+#[tokio::test]
+async fn n1_a_key_that_needs_a_restart_is_told_until_the_file_has_its_old_value() {
+    let reloading = Reloading::start("").await;
+    let told = async || {
+        let status = reloading.cluster.admin.get("/status").await.unwrap().json().unwrap();
+        let count = reloading.cluster.metric("pointsman_config_needs_restart").await.unwrap();
+        (status["reasons"].to_string(), count)
+    };
+    assert_eq!(told().await, ("[]".to_owned(), vec![0.0]));
+    *reloading.edit.lock() = |config| {
+        config.server.listen.set_port(1);
+        config.index.ttl = Duration::from_secs(77);
+    };
+    reloading.cluster.gateway.reload().await.unwrap();
+    let reason = "the configuration changed, and a restart is needed to apply it: server.listen, index.ttl";
+    // N1.8
+    assert_eq!(told().await, (json!([reason]).to_string(), vec![2.0]));
+    reloading.reload(|_| {}).await;
+    // N1.8
+    assert_eq!(told().await, ("[]".to_owned(), vec![0.0]));
+}

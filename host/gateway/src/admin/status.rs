@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use super::workers::{beyond, reason_of_out};
 use crate::{
     big_numbers::with_texts,
+    openai::short_text::shortened,
     orchestrate::availability::{is_ready, models_with_workers, servable_models, why_no_pair},
     state::State,
     telemetry::hour::TokenRates,
@@ -157,10 +158,7 @@ fn reasons_of_gateway(state: &State, snapshot: &Snapshot) -> Vec<String> {
     if state.draining.is_cancelled() {
         reasons.push("the gateway is draining: it stops when the requests in flight ended".to_owned());
     }
-    if let Some(why) = state.config.not_applied() {
-        reasons
-            .push(format!("the configuration, or a file that it names, changed and is not applied: {why}"));
-    }
+    reasons.extend(config_reasons(state));
     reasons.extend(state.tls.problems());
     reasons.extend(state.settings.missing_keys.iter().cloned());
     let log_problem = state.decision_log.as_ref().and_then(|log| log.problem());
@@ -203,6 +201,20 @@ fn limited(mut reasons: Vec<String>) -> Vec<String> {
         reasons.push(format!("and {more} more; see GET /workers"));
     }
     reasons
+}
+
+/// Says what of the configuration file is not in force.
+fn config_reasons(state: &State) -> impl Iterator<Item = String> {
+    let refused = state
+        .config
+        .not_applied()
+        .map(|why| format!("the configuration, or a file that it names, changed and is not applied: {why}"));
+    let changed = state.config.needs_restart();
+    let restart = (!changed.is_empty()).then(|| {
+        let keys = shortened(&changed.join(", "));
+        format!("the configuration changed, and a restart is needed to apply it: {keys}")
+    });
+    refused.into_iter().chain(restart)
 }
 
 /// Says for a model which legs have no worker that is up.

@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use arc_swap::ArcSwapOption;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use pointsman_policy_runtime::{CommandError, Report};
 use pointsman_routing::Lane;
 use pointsman_workers::WorkerId;
@@ -62,6 +62,8 @@ pub(crate) struct ConfigReloader {
     current: tokio::sync::Mutex<Current>,
     /// Why the latest version of the file is not in force.
     not_applied: ArcSwapOption<String>,
+    /// Dotted paths of the keys of the file in force whose values need a restart.
+    needs_restart: ArcSwap<Vec<String>>,
     /// Whether a thread reads the files: one at a time, since a file system may never answer.
     reading: Arc<AtomicBool>,
 }
@@ -160,12 +162,18 @@ impl ConfigReloader {
     pub(crate) fn new(started: Settings, source: Option<ConfigSource>) -> Self {
         let files = source.as_ref().and_then(|source| source.at_start.clone());
         let current = tokio::sync::Mutex::new(Current { settings: started.clone(), files, refused: None });
-        Self { source, current, started, not_applied: ArcSwapOption::empty(), reading: Arc::default() }
+        let (not_applied, needs_restart) = (ArcSwapOption::empty(), ArcSwap::default());
+        Self { source, current, started, not_applied, needs_restart, reading: Arc::default() }
     }
 
     /// Returns why the file, which changed by itself, is not in force; `None` if it is.
     pub(crate) fn not_applied(&self) -> Option<Arc<String>> {
         self.not_applied.load_full()
+    }
+
+    /// Returns the keys whose values in the file differ from those of the start, and need a restart.
+    pub(crate) fn needs_restart(&self) -> Arc<Vec<String>> {
+        self.needs_restart.load_full()
     }
 
     /// Reads the configuration again and applies what a reload can change.
@@ -198,6 +206,7 @@ impl ConfigReloader {
         let changes = target.apply(before, &new).await?;
         *current = Current { settings: new, files, refused: None };
         self.not_applied.store(None);
+        self.needs_restart.store(Arc::new(needs_restart.clone()));
         let WorkerChanges { added, removed, changed } = &changes.workers;
         tracing::info!(
             applied = applied.join(","),

@@ -59,6 +59,8 @@ pub(crate) struct Sources {
     pub(crate) servable_models: Vec<String>,
     /// Whether the latest version of the configuration file is in force.
     pub(crate) config_applied: bool,
+    /// Number of its keys that need a restart.
+    pub(crate) config_needs_restart: usize,
     /// Number of requests in the admission queue.
     pub(crate) queued: usize,
     /// Number of requests that wait until a worker can serve their model, by model.
@@ -159,9 +161,12 @@ impl Collector for Sources {
         let help = "Number of models that can be served now; GET /readyz names them";
         out.gauge("pointsman_servable_models", help, self.servable_models.len() as u64)?;
         self.encode_models(out)?;
-        let help =
-            "1 if the latest version of the configuration file is in force, else 0; GET /status says why";
+        let help = "1 if the latest version of the configuration file is in force, apart from keys that need a \
+                    restart, else 0; GET /status says why";
         out.gauge("pointsman_config_last_reload_successful", help, u64::from(self.config_applied))?;
+        let help =
+            "Number of keys of the configuration that changed and need a restart; GET /status names them";
+        out.gauge("pointsman_config_needs_restart", help, self.config_needs_restart as u64)?;
         let help = "Number of log lines that were not written, by reason";
         let lost = lost_log_lines().map(|(reason, lines)| (vec![("reason", reason.to_owned())], lines));
         out.counters("pointsman_log_lines_dropped", help, lost)?;
@@ -214,14 +219,14 @@ impl Sources {
         out.gauges("pointsman_worker_info", "1 for each worker, described by the labels", info)?;
         let eligible = workers().map(|(worker, labels)| (labels, u64::from(worker.ineligible().is_none())));
         out.gauges("pointsman_worker_eligible", "1 if the worker may be chosen now, else 0", eligible)?;
+        let faulty = workers().map(|(worker, labels)| (labels, u64::from(worker.is_faulty())));
+        let help = "1 if the worker is not ready, unhealthy or failing and does not drain, else 0; GET /workers says why";
+        out.gauges("pointsman_worker_faulty", help, faulty)?;
         let known = workers().map(|(worker, labels)| (labels, u64::from(worker.reports_load())));
         let help = "1 if the engine reports running requests, waiting requests and KV usage, else 0";
         out.gauges("pointsman_worker_load_known", help, known)?;
         let misconfigured = workers().map(|(worker, labels)| (labels, u64::from(worker.is_misconfigured())));
         let help = "1 if the engine contradicts the worker's description, else 0; GET /workers says why";
-        let faulty = workers().map(|(worker, labels)| (labels, u64::from(worker.is_faulty())));
-        let help = "1 if the worker is not ready, unhealthy or failing and does not drain, else 0; GET /workers says why";
-        out.gauges("pointsman_worker_faulty", help, faulty)?;
         out.gauges("pointsman_worker_misconfigured", help, misconfigured)?;
         let busy: HashSet<WorkerId> =
             self.router.busy().busy_candidates(&snapshot).iter().map(|busy| busy.worker).collect();
