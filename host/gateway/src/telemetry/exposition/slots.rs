@@ -20,6 +20,8 @@ pub(super) fn encode(out: &mut Families<'_>, policies: &PolicyManager, learning:
         (vec![("result", count.result.to_string()), ("reason", count.reason.to_string())], count.count)
     });
     out.counters("pointsman_policy_reloads", "Number of policy reloads by result and reason", reloads)?;
+    let refused = status.reloads.iter().filter(|count| count.result == "refused").map(|count| count.count);
+    out.counter("pointsman_policy_refusals", "Number of refused policy files", refused.sum())?;
     encode_calls(out, policies)?;
     encode_learning(out, policies, learning)?;
     encode_usage(out, &policies.usage())
