@@ -1,4 +1,5 @@
-//! Secrets that the configuration does not contain but names: `{ env = "NAME" }` and `{ file = "PATH" }`.
+//! Secrets that the configuration does not contain but names: `{ env = "NAME" }` and `{ file = "PATH" }`; and
+//! texts that are no secrets, such as `${NAME}`, which other programs replace before they read a file.
 
 use std::{collections::BTreeSet, fs, io::Read as _, path::PathBuf};
 
@@ -31,13 +32,17 @@ impl From<&Path> for Segment {
 }
 
 /// Puts what references name in their place, wherever a key of `secrets` is around them. The settings of
-/// policies contain none. Returns the broken references, the last one first.
+/// policies contain none. Returns the broken references and the placeholders, the last one first.
 pub(crate) fn follow(root: &mut Value, secrets: &[&str]) -> Vec<Broken> {
     let mut broken = Vec::new();
     walk(root, &mut Vec::new(), false, secrets, &mut |value, at| {
-        let Some((kind, name)) = reference(value) else { return };
-        match read(kind, name) {
-            Ok(text) => *value = Value::String(text),
+        let read = match reference(value) {
+            Some((kind, name)) => read(kind, name).map(Some),
+            None => value.as_str().and_then(Placeholder::of).map_or(Ok(None), |found| Err(found.advice())),
+        };
+        match read {
+            Ok(Some(text)) => *value = Value::String(text),
+            Ok(None) => {}
             Err(message) => broken.push(Broken { segments: at.to_vec(), message }),
         }
     });
@@ -56,7 +61,7 @@ pub(crate) fn files(root: &mut Value, secrets: &[&str]) -> BTreeSet<PathBuf> {
     files
 }
 
-/// Calls `visit` for each value that is a reference to a secret.
+/// Calls `visit` for each value that is a secret or a reference to one.
 fn walk(
     value: &mut Value,
     at: &mut Vec<Path>,
@@ -64,7 +69,7 @@ fn walk(
     secrets: &[&str],
     visit: &mut impl FnMut(&mut Value, &[Path]),
 ) {
-    if secret && reference(value).is_some() {
+    if secret && (value.is_str() || reference(value).is_some()) {
         visit(value, at);
         return;
     }
@@ -114,12 +119,59 @@ fn reference(value: &Value) -> Option<(Kind, &str)> {
     Some((kind, name.as_str()?))
 }
 
+/// A text in the place of a secret that a shell, a compose file or a template should have replaced. Anyone
+/// can guess it.
+struct Placeholder<'a> {
+    /// The name of the variable; `None` in a template.
+    variable: Option<&'a str>,
+}
+
+impl<'a> Placeholder<'a> {
+    /// Returns the placeholder that a text is: `${NAME}`, also with a default, `$NAME` or `{{ … }}`.
+    fn of(text: &'a str) -> Option<Self> {
+        let text = text.trim();
+        let is_name = |name: &str| {
+            let may_be = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
+            name.starts_with(|first: char| first.is_ascii_alphabetic() || first == '_')
+                && name.bytes().all(may_be)
+        };
+        if let Some(inner) = text.strip_prefix("${").and_then(|rest| rest.strip_suffix('}')) {
+            let end = inner.find([':', '-', '?', '+', '=']).unwrap_or(inner.len());
+            let name = inner.get(..end).filter(|name| is_name(name))?;
+            return Some(Self { variable: Some(name) });
+        }
+        if text.starts_with("{{") && text.ends_with("}}") {
+            return Some(Self { variable: None });
+        }
+        let name = text.strip_prefix('$').filter(|name| is_name(name))?;
+        // A password may begin with `$`; variables of an environment have capitals.
+        let is_variable = !name.bytes().any(|byte| byte.is_ascii_lowercase());
+        is_variable.then_some(Self { variable: Some(name) })
+    }
+
+    fn advice(&self) -> String {
+        match self.variable {
+            Some(name) => format!("is a variable that is not replaced here: write `{{ env = \"{name}\" }}`"),
+            None => "is a place of a template that was not filled in: render the file before, or write \
+                     `{ env = \"NAME\" }` or `{ file = \"PATH\" }`"
+                .to_owned(),
+        }
+    }
+}
+
 fn read(kind: Kind, name: &str) -> Result<String, String> {
-    match kind {
-        Kind::Variable => std::env::var(name).map_err(|error| {
-            format!("cannot read the environment variable `{name}`: {error}; set it for the daemon")
-        }),
-        Kind::File => of_file(name),
+    let (what, text) = match kind {
+        Kind::Variable => {
+            let text = std::env::var(name).map_err(|error| {
+                format!("cannot read the environment variable `{name}`: {error}; set it for the daemon")
+            });
+            ("the environment variable", text?)
+        }
+        Kind::File => ("the file", of_file(name)?),
+    };
+    match Placeholder::of(&text) {
+        Some(_) => Err(format!("{what} `{name}` contains a placeholder: put the secret itself there")),
+        None => Ok(text),
     }
 }
 
@@ -136,4 +188,31 @@ fn of_file(path: &str) -> Result<String, String> {
         return Err(format!("the file `{path}` has more than {MAX_BYTES} bytes"));
     }
     Ok(text.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The problems of a text whose key `token` is a secret.
+    fn problems(text: &str) -> Vec<String> {
+        let mut root = Value::Table(text.parse().unwrap());
+        follow(&mut root, &["token"]).into_iter().map(|broken| broken.message).collect()
+    }
+
+    #[test]
+    fn k5_a_placeholder_is_no_secret_wherever_it_stands() {
+        let variable = "is a variable that is not replaced here: write `{ env = \"TOKEN\" }`";
+        // K5.7
+        for text in ["${TOKEN}", " ${TOKEN}\n", "${TOKEN:-secret}", "${TOKEN?}", "$TOKEN"] {
+            assert_eq!(problems(&format!("token = {text:?}")), [variable], "{text}");
+        }
+        assert!(problems("token = '{{ .Values.token }}'")[0].contains("template"));
+        assert_eq!(problems("[[a]]\ntoken = ['$TOKEN', 'good', '$TOKEN']"), [variable; 2]);
+        assert!(problems("name = '$TOKEN'\n[settings]\ntoken = '$TOKEN'").is_empty());
+        for secret in ["$ecret", "$2b$10$abc", "a$TOKEN", "${", "${}", "${a b}", "$", "{token}", "TOKEN", ""]
+        {
+            assert!(problems(&format!("token = {secret:?}")).is_empty(), "{secret}");
+        }
+    }
 }

@@ -74,6 +74,32 @@ fn k5_a_secret_may_be_in_the_environment_or_in_a_file() {
     }
 }
 
+#[test]
+fn k5_a_placeholder_in_the_place_of_a_secret_is_refused() {
+    let advice = "write `{ env = \"ADMIN_TOKEN\" }`";
+    for token in ["'${ADMIN_TOKEN}'", "'$ADMIN_TOKEN'", "'${ADMIN_TOKEN:-PLANTED}'"] {
+        let problem = load(&format!("[server]\nadmin_token = {token}\n")).unwrap_err();
+        // K5.7
+        assert!(
+            problem.contains("p.toml:2:1: server.admin_token: ") && problem.contains(advice),
+            "{problem}"
+        );
+        assert!(!problem.contains("PLANTED"), "{problem}");
+    }
+    let of_worker = "[[workers]]\nurl = 'http://127.0.0.1:9'\nrole = 'decode'\nengine = 'vllm'\n\
+                     api_key = '{{ .Values.key }}'\n";
+    let problem = load(of_worker).unwrap_err();
+    assert!(problem.contains("api_key: is a place of a template"), "{problem}");
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), "${ADMIN_TOKEN}\n").unwrap();
+    let path = file.path().display();
+    let problem = load(&format!("[server]\nadmin_token = {{ file = '{path}' }}\n")).unwrap_err();
+    let told =
+        format!("server.admin_token: the file `{path}` contains a placeholder: put the secret itself there");
+    assert!(problem.contains(&told), "{problem}");
+    assert!(load("[server]\nadmin_token = 'a$ADMIN_TOKEN'\n").is_ok());
+}
+
 #[tokio::test]
 #[expect(clippy::too_many_lines, reason = "one story from the start to the end")]
 async fn k5_no_secret_appears_anywhere() {
