@@ -30,6 +30,15 @@ pub enum GatewayError {
         /// Text about the connection.
         problem: String,
     },
+    /// The listener showed the certificate of an authority, which must not be that of a server.
+    #[error(
+        "calling {url}: the gateway's certificate is that of an authority: make it with `openssl req -x509 -addext \
+         basicConstraints=critical,CA:FALSE`, or use one that the authority signed"
+    )]
+    OfAuthority {
+        /// The called URL.
+        url: String,
+    },
     /// No whole answer in time.
     #[error("calling {url}: no whole answer within {} s; check the gateway's log and load", .limit.as_secs())]
     Late {

@@ -222,7 +222,12 @@ pub fn unreachable(url: &str, error: &reqwest::Error) -> GatewayError {
     while let Some(deeper) = cause.source() {
         cause = deeper;
     }
-    GatewayError::Unreachable { url: url.to_owned(), problem: cause.to_string() }
+    let (url, problem) = (url.to_owned(), cause.to_string());
+    // The HTTP client hides the type of this error, and rustls has no text for it.
+    if problem.contains("CaUsedAsEndEntity") {
+        return GatewayError::OfAuthority { url };
+    }
+    GatewayError::Unreachable { url, problem }
 }
 
 /// Builds a query string from the values that are given.

@@ -133,6 +133,13 @@ pub fn certified_key(
     Some((certified.ok()?, expires?))
 }
 
+/// Returns whether the first certificate of a file is that of an authority; `false` if it cannot be read.
+#[must_use]
+pub fn is_of_authority(path: &Path) -> bool {
+    let chain = read(path).and_then(|bytes| certificates(path, &bytes)).unwrap_or_default();
+    chain.first().and_then(|first| Certificate::parse(first)).is_some_and(|first| first.is_authority)
+}
+
 /// Returns when a certificate expires, in seconds since 1970.
 ///
 /// # Errors

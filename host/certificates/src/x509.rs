@@ -7,7 +7,7 @@ pub use x509_cert::ext::pkix::name::GeneralName;
 use x509_cert::{
     certificate::{CertificateInner, Raw},
     der::{DateTime, Decode as _},
-    ext::pkix::SubjectAltName,
+    ext::pkix::{BasicConstraints, SubjectAltName},
 };
 
 /// A parsed certificate.
@@ -19,6 +19,8 @@ pub struct Certificate {
     pub not_after: DateTime,
     /// Subject alternative names.
     pub names: Vec<GeneralName>,
+    /// Whether it is that of an authority (`CA:TRUE`), which clients of rustls refuse as that of a server.
+    pub is_authority: bool,
 }
 
 impl Certificate {
@@ -31,9 +33,11 @@ impl Certificate {
             let (_critical, SubjectAltName(more)) = extension.ok()?;
             names.extend(more);
         }
+        let mut constraints = signed.filter::<BasicConstraints>().filter_map(Result::ok);
+        let is_authority = constraints.any(|(_critical, constraints)| constraints.ca);
         let validity = signed.validity;
         let (not_before, not_after) = (validity.not_before.to_date_time(), validity.not_after.to_date_time());
-        Some(Self { not_before, not_after, names })
+        Some(Self { not_before, not_after, names, is_authority })
     }
 }
 
@@ -68,7 +72,7 @@ mod tests {
             GeneralName::UniformResourceIdentifier(text("spiffe://prod/a")),
             GeneralName::Rfc822Name(text("a@example")),
         ];
-        assert_eq!(certificate.names, expected);
+        assert_eq!((certificate.names, certificate.is_authority), (expected.into(), false));
     }
 
     #[test]
@@ -77,6 +81,14 @@ mod tests {
         params.serial_number = Some(SerialNumber::from_slice(&[0x7F; 32]));
         let issued = params.self_signed(&KeyPair::generate().unwrap()).unwrap();
         assert_eq!(Certificate::parse(issued.der()).unwrap().names.len(), 1);
+    }
+
+    #[test]
+    fn the_certificate_of_an_authority_says_so() {
+        let mut params = CertificateParams::new(["a.example".to_owned()]).unwrap();
+        params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        let issued = params.self_signed(&KeyPair::generate().unwrap()).unwrap();
+        assert!(Certificate::parse(issued.der()).unwrap().is_authority);
     }
 
     proptest! {

@@ -114,6 +114,9 @@ fn described(error: &TlsError) -> String {
             CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
                 "the engine's certificate is not valid yet: check the clocks".to_owned()
             }
+            problem if is_of_authority(problem) => {
+                format!("the engine's certificate is that of an authority: {OF_AUTHORITY}")
+            }
             CertificateError::NotValidForName => wrong_name(&[]),
             CertificateError::NotValidForNameContext { presented, .. } => wrong_name(presented),
             problem => format!("the engine's certificate cannot be used: {problem}"),
@@ -137,6 +140,17 @@ fn described(error: &TlsError) -> String {
     }
 }
 
+/// What to do about a certificate whose `basicConstraints` say `CA:TRUE`.
+const OF_AUTHORITY: &str = "make it with `openssl req -x509 -addext basicConstraints=critical,CA:FALSE`, or use \
+                                one that the authority signed";
+
+/// Returns whether the problem is that an engine showed the certificate of an authority, as
+/// `openssl req -x509` makes it without further flags.
+fn is_of_authority(problem: &CertificateError) -> bool {
+    // rustls has no variant of its own for this error of webpki, and hides its type.
+    matches!(problem, CertificateError::Other(other) if format!("{other:?}").contains("CaUsedAsEndEntity"))
+}
+
 fn wrong_name(presented: &[String]) -> String {
     let names =
         if presented.is_empty() { String::new() } else { format!(" (it is for {})", presented.join(", ")) };
@@ -156,10 +170,15 @@ mod tests {
     fn a_problem_of_tls_is_found_behind_other_errors_and_says_what_to_do() {
         let wrapped = |error: TlsError| io::Error::other(io::Error::new(io::ErrorKind::InvalidData, error));
         let of = |error: TlsError| tls_problem(&wrapped(error)).unwrap_or_default();
+        #[derive(Debug, thiserror::Error)]
+        #[error("of webpki")]
+        struct CaUsedAsEndEntity;
+        let of_authority = CertificateError::Other(rustls::OtherError(Arc::new(CaUsedAsEndEntity)));
         for (error, advice) in [
             (TlsError::InvalidCertificate(CertificateError::UnknownIssuer), "upstream.tls.ca_file"),
             (TlsError::InvalidCertificate(CertificateError::Expired), "has expired"),
             (TlsError::InvalidCertificate(CertificateError::NotValidForName), "tls_server_name"),
+            (TlsError::InvalidCertificate(of_authority.clone()), "basicConstraints=critical,CA:FALSE"),
             (TlsError::AlertReceived(AlertDescription::CertificateRequired), "upstream.tls.cert_file"),
             (TlsError::AlertReceived(AlertDescription::UnknownCA), "UnknownCA"),
             (TlsError::InvalidMessage(rustls::InvalidMessage::InvalidContentType), "http://"),

@@ -163,6 +163,7 @@ fn advice(settings: &Settings) -> Vec<Problem> {
     warnings.extend(slots::waiting_settings(settings));
     warnings.extend(missing_keys(settings));
     warnings.extend(files::unreadable(settings));
+    warnings.extend(files::authorities(settings));
     let mut warn = |path: String, message: String| warnings.push(Problem::new(path, message));
     let (routing, queue) = (&settings.routing, &settings.queue);
     if routing.local_fallback && routing.enforce_disagg {

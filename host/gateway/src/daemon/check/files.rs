@@ -5,9 +5,29 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use pointsman_certificates::pem::is_of_authority;
 use rustix::fs::{Access, access};
 
 use crate::config::{Problem, settings::Settings};
+
+/// Warns about listeners whose certificate is that of an authority: many clients refuse it.
+pub(super) fn authorities(settings: &Settings) -> impl Iterator<Item = Problem> {
+    let server = &settings.server;
+    let listeners = [
+        ("server.tls", &server.tls),
+        ("server.admin_tls", &server.admin_tls),
+        ("ext_proc.tls", &settings.ext_proc.tls),
+    ];
+    let listeners = listeners.into_iter().filter_map(|(path, tls)| Some((path, &tls.as_ref()?.cert_file)));
+    listeners.filter(|(_, file)| is_of_authority(file)).map(|(path, file)| {
+        let message = format!(
+            "the certificate in `{}` is that of an authority, which `pointsman` and many clients refuse: make it with \
+             `openssl req -x509 -addext basicConstraints=critical,CA:FALSE`, or use one that the authority signed",
+            file.display()
+        );
+        Problem::new(format!("{path}.cert_file"), message)
+    })
+}
 
 /// Returns the files of sources of workers and of the exchange between gateways that cannot be read.
 pub(super) fn unreadable(settings: &Settings) -> Vec<Problem> {
