@@ -1,5 +1,5 @@
-//! What an engine answered to a leg that failed, as operators read it: the beginning of its text, in one line.
-//! Engines repeat what clients sent, so it ends where they begin to quote.
+//! What an engine answered to a leg that failed, as operators read it: the beginning of its text, in one
+//! line. Engines repeat what clients sent, so it ends where they begin to quote.
 
 use pointsman_workers::Leg;
 
