@@ -11,7 +11,7 @@
 {{/* The name label is constant: alert rules and dashboards expect job="pointsman". */}}
 {{- define "pointsman.selectorLabels" -}}
 app.kubernetes.io/name: pointsman
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
 {{- define "pointsman.labels" -}}

@@ -163,6 +163,30 @@ fn n6_values_that_are_unknown_or_cannot_work_are_refused_with_a_sentence() {
 }
 
 #[test]
+fn n6_names_of_digits_are_texts() {
+    let Some(helm) = Helm::installed() else { return };
+    let all = [
+        "--namespace=20261130",
+        "--set-string=priorityClassName=1234",
+        "monitoring.enabled=true",
+        "autoscaling.enabled=true",
+        "networkPolicy.enabled=true",
+        "endpointPicker.enabled=true",
+    ];
+    let text = helm.template_of("2026", &[&all[..], &CUSTOM_RESOURCES].concat()).unwrap();
+    let documents = serde_yaml_ng::Deserializer::from_str(&text).map(|one| Value::deserialize(one).unwrap());
+    for object in documents.filter(|object| !object.is_null()) {
+        let meta = &object["metadata"];
+        let names = (&meta["namespace"], &meta["labels"]["app.kubernetes.io/instance"]);
+        // N6.14
+        assert_eq!(names, (&Value::from("20261130"), &Value::from("2026")), "{object}");
+    }
+    let pod = &objects(&text)["Deployment/2026-pointsman"]["spec"]["template"]["spec"];
+    // N6.14
+    assert_eq!(pod["priorityClassName"], "1234");
+}
+
+#[test]
 fn n6_labels_and_annotations_of_the_chart_are_refused_with_a_sentence() {
     let Some(helm) = Helm::installed() else { return };
     let cases: Refused<'_> = &[
@@ -384,7 +408,7 @@ fn n6_two_releases_in_one_namespace_have_different_names_and_selectors() {
     let values =
         [CUSTOM_RESOURCES[0], CUSTOM_RESOURCES[1], "monitoring.enabled=true", "endpointPicker.enabled=true"];
     let text = helm.template_of("blue", &values).unwrap();
-    assert!(text.contains("app.kubernetes.io/instance: blue"), "{text}");
+    assert!(text.contains("app.kubernetes.io/instance: \"blue\""), "{text}");
     let all = objects(&text);
     // N6.9
     assert!(all.keys().all(|name| name.contains("/blue-pointsman")), "{:?}", all.keys());
