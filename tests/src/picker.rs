@@ -121,6 +121,22 @@ impl Carried {
         self.head_with(mode, None, method, path, headers, end)
     }
 
+    /// Sends the head of a POST whose answer's body is not sent.
+    ///
+    /// # Errors
+    /// The stream has ended.
+    pub fn head_hiding_answer(&self, path: &str) -> anyhow::Result<()> {
+        self.send(ProcessingRequest {
+            request: Some(Request::RequestHeaders(fields_of(&[(":method", "POST"), (":path", path)], false))),
+            protocol_config: Some(ProtocolConfiguration {
+                request_body_mode: BodySendMode::FullDuplexStreamed.into(),
+                response_body_mode: BodySendMode::None.into(),
+                ..ProtocolConfiguration::default()
+            }),
+            ..ProcessingRequest::default()
+        })
+    }
+
     /// Sends the head of a request whose bodies are sent in a mode, with a subset of endpoints.
     ///
     /// # Errors
@@ -170,6 +186,14 @@ impl Carried {
     /// The stream has ended.
     pub fn answer_head(&self, status: u16, content_type: &str, served: Option<&str>) -> anyhow::Result<()> {
         self.answer_head_of(status, content_type, served, None)
+    }
+
+    /// Sends the head of a successful answer with these headers.
+    ///
+    /// # Errors
+    /// The stream has ended.
+    pub fn answer_head_with(&self, headers: &[(&str, &str)]) -> anyhow::Result<()> {
+        self.say(Request::ResponseHeaders(fields_of(&[&[(":status", "200")], headers].concat(), false)))
     }
 
     /// Sends the head of an answer, which endpoint served it, and Envoy's `response.code_details`.

@@ -285,8 +285,9 @@ impl<P: Picker> Conversation<P> {
             ));
         };
         let Head { status, headers, .. } = Head::of(message.headers);
-        let added = exchange.answered(AnswerHead { status, headers, served, details });
-        if message.end_of_stream {
+        let hides_body = self.modes.answer == BodySendMode::None;
+        let added = exchange.answered(AnswerHead { status, headers, served, details, hides_body });
+        if message.end_of_stream || hides_body {
             self.finish();
         }
         let changes = (!added.is_empty()).then(|| message::set_headers(&added));

@@ -93,6 +93,8 @@ pub struct AnswerHead<'a> {
     pub served: Option<&'a str>,
     /// How the answer came about, if the proxy says so: Envoy's `response.code_details`.
     pub details: Option<&'a str>,
+    /// Whether the proxy shows nothing of the answer but this head.
+    pub hides_body: bool,
 }
 
 /// An answer in the place of the engine's.

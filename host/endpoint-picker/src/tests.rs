@@ -77,7 +77,9 @@ impl Exchange for Recorded {
     }
 
     fn answered(&mut self, head: AnswerHead<'_>) -> Vec<(HeaderName, HeaderValue)> {
-        let _ = self.log.send(format!("answered {} {:?} {:?}", head.status, head.served, head.details));
+        let hidden = if head.hides_body { " hidden" } else { "" };
+        let AnswerHead { status, served, details, .. } = head;
+        let _ = self.log.send(format!("answered {status} {served:?} {details:?}{hidden}"));
         Vec::new()
     }
 
@@ -222,6 +224,22 @@ async fn a_buffered_request_is_answered_with_its_body_and_left_unchanged() {
     let status = headers(&[(":status", "200")], false);
     talk.say(Request::ResponseHeaders(status)).await;
     assert_eq!(all(&talk.say(Request::ResponseBody(body(b"{}", true))).await), ["answer-body set=0"]);
+}
+
+#[tokio::test]
+async fn an_answer_whose_body_is_not_sent_ends_with_its_head() {
+    let mut talk = Talk::new();
+    let protocol_config = modes(BodySendMode::FullDuplexStreamed, BodySendMode::None);
+    let message =
+        ProcessingRequest { request: Some(post()), protocol_config, ..ProcessingRequest::default() };
+    talk.send(message).await.unwrap();
+    talk.say(Request::RequestBody(body(b"{}", true))).await;
+    talk.calls();
+    let status = headers(&[(":status", "200")], false);
+    assert_eq!(all(&talk.say(Request::ResponseHeaders(status)).await), ["answer-headers set=0"]);
+    assert_eq!(talk.calls(), ["answered 200 None None hidden", "ended", "dropped"]);
+    let answers = talk.say(Request::ResponseTrailers(HttpTrailers::default())).await;
+    assert_eq!(all(&answers), ["answer-trailers"]);
 }
 
 #[tokio::test]

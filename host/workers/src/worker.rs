@@ -1,7 +1,12 @@
 //! A worker at run time: its description, the facts read from its engine, its health and its load. Shared
 //! between snapshots.
 
-use std::sync::{Arc, atomic::Ordering};
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use tokio::time::Instant;
 
 use crate::{
     booking::{Booking, BookingRequest, HeldTokens, Journal, RankLoad},
@@ -48,6 +53,9 @@ pub use reservation::Reservation;
 use state::{Ranks, State, Told, ranks};
 use warm_up::WarmUp;
 pub(crate) use warm_up::WarmUps;
+
+/// Shortest time between health checks after answers that ended early.
+const CUT_CHECK_GAP: Duration = Duration::from_secs(5);
 
 /// Result of a worker's health checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -186,6 +194,21 @@ impl Worker {
     pub fn note_restart(&self) {
         self.state.stale_facts.store(true, Ordering::Release);
         self.state.check_now.notify_one();
+    }
+
+    /// Reports an answer that ended early, because its client left or the engine died: which of them is not
+    /// known. A health check starts at once, unless one did a moment ago: clients may leave all the time.
+    pub fn note_cut(&self) {
+        let mut checked = self.state.cut_checked.lock();
+        if checked.is_none_or(|at| at.elapsed() >= CUT_CHECK_GAP) {
+            *checked = Some(Instant::now());
+            self.state.check_now.notify_one();
+        }
+    }
+
+    /// Returns whether an answer that ended early asked for a check a moment ago.
+    pub(crate) fn was_cut(&self) -> bool {
+        self.state.cut_checked.lock().is_some_and(|at| at.elapsed() < CUT_CHECK_GAP)
     }
 
     /// Reports that a request waited for an answer that did not come. The worker is not chosen for a pause.

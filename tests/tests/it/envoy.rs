@@ -288,3 +288,56 @@ async fn r6_envoy_and_the_gateway_show_each_other_certificates() {
     // R6.6
     assert!(refused.status.is_server_error(), "{refused:?}");
 }
+
+#[tokio::test]
+async fn r2_an_engine_that_dies_within_its_answer_is_found_and_no_client_is_blamed() {
+    let Some(program) = installed() else { return };
+    let slow =
+        SimConfig { itl: Duration::from_millis(50), ..SimConfig::instant(Dialect::Vllm, Role::Aggregated) };
+    let builder = TestClusterBuilder::new().sim_with(slow, "").config(|config| {
+        config.ext_proc.listen = Some("127.0.0.1:0".parse().unwrap());
+        config.probe.interval = Duration::from_secs(300);
+    });
+    let mut cluster = builder.start().await.unwrap();
+    let picker = cluster.gateway.ext_proc.unwrap();
+    let envoy = Envoy::start(&program, [picker, picker]).await.unwrap();
+    let long = chat(true, "a").replace("\"max_tokens\":8", "\"max_tokens\":5000");
+    let mut events =
+        Client::new(envoy.address).stream(CHAT, &[("accept-encoding", "gzip")], long).await.unwrap();
+    events.next().await.unwrap();
+    cluster.sims.remove(0).kill().await;
+    cluster.at_rest().await.unwrap();
+    let cut = "pointsman_requests_total{endpoint=\"chat_completions\",model=\"tiny\",status=\"499\",code=\"answer_cut\"";
+    // R2.13
+    assert_eq!(cluster.metric(cut).await.unwrap(), [1.0]);
+    let is_found = |cluster: &TestCluster| {
+        cluster.gateway.state().registry.snapshot().workers()[0].ineligible().is_some()
+    };
+    // R2.13: the next regular check is minutes away
+    cluster.until("its health is checked at once", is_found).await.unwrap();
+}
+
+#[tokio::test]
+async fn r2_without_bodies_of_answers_the_outcome_is_that_of_the_head() {
+    let Some(program) = installed() else { return };
+    let cluster = gateway(1).await;
+    let picker = cluster.gateway.ext_proc.unwrap();
+    let hidden = |config: String| {
+        let trailers = ("response_trailer_mode: SEND", "response_trailer_mode: SKIP");
+        let body = ("response_body_mode: FULL_DUPLEX_STREAMED", "response_body_mode: NONE");
+        [trailers, body].into_iter().fold(config, |config, (from, to)| config.replace(from, to))
+    };
+    let envoy = Envoy::start_edited(&program, [picker, picker], hidden).unwrap().healthy(2).await.unwrap();
+    let client = Client::new(envoy.address);
+    // It takes longer than the picker's stream stays open after the end.
+    let long = chat(true, "a").replace("\"max_tokens\":8", "\"max_tokens\":12000");
+    let events = client.stream(CHAT, &[], long).await.unwrap();
+    assert_eq!(events.status, 200);
+    assert!(!text_of(&events.all().await.unwrap()).is_empty());
+    assert_eq!(client.post(CHAT, &[], chat(false, "a")).await.unwrap().status, 200);
+    cluster.at_rest().await.unwrap();
+    let served =
+        "pointsman_requests_total{endpoint=\"chat_completions\",model=\"tiny\",status=\"200\",code=\"ok\"";
+    // R2.12
+    assert_eq!(cluster.metric(served).await.unwrap(), [2.0]);
+}

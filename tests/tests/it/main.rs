@@ -98,6 +98,7 @@ mod packages;
 mod page;
 mod page_problems;
 mod paused_engines;
+mod picker_answers;
 mod picker_garbage;
 mod pins;
 mod pipelined;

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use http::{HeaderMap, StatusCode, header};
 use pointsman_orchestration::{Action, Event};
 use pointsman_workers::{InFlight, Leg, OpenHandoff, WorkerSpec};
 use tokio::time::Instant;
@@ -12,26 +12,29 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Drive, PlannedRequest,
-    executor::{Executor, Handover, RANK, Reached},
+    executor::{Executor, Handover, Reached},
     first_event::error_in,
     leg_run::PrefillDone,
     relay,
 };
 use crate::{
-    openai::{
-        client_key::API_KEY,
-        error::ApiError,
-        sse::{self, Splitter},
-    },
+    openai::{error::ApiError, sse},
     state::State,
     telemetry::account::Account,
     upstream::{CallError, Upstream, retry_after_of},
 };
 
+mod content;
+mod request_headers;
+
+use content::{Content, Ends};
+pub(crate) use request_headers::removed_headers;
+
 /// Largest answer without a stream whose usage is read, bytes.
 const MAX_WHOLE: usize = 4 * 1024 * 1024;
 
-/// A request whose legs a proxy sends. When it is dropped before the end of the answer, the client has left.
+/// A request whose legs a proxy sends. When it is dropped before the head of the answer, the client has left.
+/// When it is dropped within the answer, either the client has left or the engine was lost.
 pub(crate) struct ProxiedRequest {
     drive: Box<Drive>,
     /// The call that the worker has to answer; `None` while another worker, whose answer does not pass here,
@@ -44,20 +47,6 @@ pub(crate) struct ProxiedRequest {
     content: Content,
 }
 
-enum Content {
-    /// Before the head.
-    Nothing,
-    Stream(Splitter, Ends),
-    /// A whole answer. Its bytes are kept up to a limit.
-    Whole(Vec<u8>),
-    /// The rest is not read: the answer is too large, its outcome is known, or only its end matters.
-    Ignored {
-        failed: bool,
-    },
-    /// The answer says nothing of the picked worker.
-    Elsewhere(StatusCode),
-}
-
 /// Who wrote an answer.
 #[derive(Debug)]
 pub(crate) enum AnswerOrigin {
@@ -67,15 +56,6 @@ pub(crate) enum AnswerOrigin {
     Elsewhere,
     /// The proxy, which could not reach the engine or lost it: why.
     Proxy(CallError),
-}
-
-/// What has come of the end of a stream of events.
-#[derive(Clone, Copy, Default)]
-struct Ends {
-    /// The event that ends the answer.
-    closed: bool,
-    /// A finish reason.
-    finished: bool,
 }
 
 impl ProxiedRequest {
@@ -170,8 +150,13 @@ impl ProxiedRequest {
         Some(self.drive.out_of_time())
     }
 
-    /// Handles the head of the answer.
-    pub(crate) fn head(&mut self, status: u16, headers: &HeaderMap, origin: AnswerOrigin) {
+    /// Handles the head of the answer. `hides_body`: its body does not pass here.
+    pub(crate) fn head(
+        &mut self,
+        (status, headers): (u16, &HeaderMap),
+        origin: AnswerOrigin,
+        hides_body: bool,
+    ) {
         self.heard_at = Instant::now();
         self.drive.account.relay_begins();
         let status = StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_GATEWAY);
@@ -186,10 +171,9 @@ impl ProxiedRequest {
                 return self.fail(error);
             }
         }
-        let content_type = headers.get(header::CONTENT_TYPE);
         if !status.is_success() {
             self.refused = Some(status);
-            let content_type = content_type.cloned();
+            let content_type = headers.get(header::CONTENT_TYPE).cloned();
             let retry_after = retry_after_of(headers);
             let (body, in_body) = (Bytes::new(), false);
             return self.fail(CallError::Status { status, content_type, retry_after, body, in_body });
@@ -201,15 +185,9 @@ impl ProxiedRequest {
         }
         self.drive.accepted(self.drive.answering());
         self.report(Event::Head);
-        let is_stream = content_type.is_some_and(|kind| sse::is_stream(kind.as_bytes()));
-        self.content = if is_stream && self.drive.request.endpoint.streams_bytes() {
-            // It ends with the body (I6.16).
-            Content::Ignored { failed: false }
-        } else if is_stream {
-            Content::Stream(Splitter::default(), Ends::default())
-        } else {
-            Content::Whole(Vec::new())
-        };
+        let worker = self.answering().map(|spec| spec.id);
+        let streams_bytes = self.drive.request.endpoint.streams_bytes();
+        self.content = Content::of(headers, hides_body, streams_bytes, worker);
     }
 
     /// Handles bytes of the answer's body.
@@ -281,7 +259,7 @@ impl ProxiedRequest {
                 }
                 self.drive.served();
             }
-            Content::Ignored { failed: false } => self.drive.served(),
+            Content::Ignored { failed: false } => self.served_unread(),
             Content::Nothing => {
                 return self.fail(CallError::Broken("the stream ended before its first event".to_owned()));
             }
@@ -305,6 +283,17 @@ impl ProxiedRequest {
                 return self.report(Event::ClientGone);
             }
         }
+        self.ended_well();
+    }
+
+    /// Records the success of an answer in which no token was seen.
+    fn served_unread(&mut self) {
+        self.drive.served();
+        self.drive.handoff_done();
+        self.drive.candidate(self.drive.answering()).inspect(|candidate| candidate.worker.note_answered());
+    }
+
+    fn ended_well(&mut self) {
         self.drive.account.ended(200, "ok");
         self.report(Event::Ended);
     }
@@ -333,6 +322,29 @@ impl ProxiedRequest {
     }
 }
 
+impl Drop for ProxiedRequest {
+    /// The proxy ended the exchange within the answer, and does not say why.
+    fn drop(&mut self) {
+        if self.drive.legs.is_finished() {
+            return;
+        }
+        match &self.content {
+            Content::Nothing | Content::Ignored { failed: true } => {}
+            // Clients may leave after the last event.
+            Content::Stream(_, ends) if ends.closed => {
+                self.drive.served();
+                self.ended_well();
+            }
+            content => {
+                let answering = self.drive.candidate(self.drive.answering());
+                let picked = answering.filter(|_| !matches!(content, Content::Elsewhere(_)));
+                picked.inspect(|candidate| candidate.worker.note_cut());
+                self.drive.account.ended(499, "answer_cut");
+            }
+        }
+    }
+}
+
 impl Drive {
     /// Records that the prefill leg succeeded: the head of the answer shows it. It does not show that decode
     /// has pulled the blocks.
@@ -346,30 +358,4 @@ impl Drive {
         self.free(Leg::Prefill);
         self.prefilled(PrefillDone { open_handoff, ..PrefillDone::default() })
     }
-}
-
-/// Headers of clients that engines, or the sidecars before them, would obey. The body continues decoded.
-const OBEYED: [HeaderName; 17] = [
-    header::CONTENT_ENCODING,
-    header::AUTHORIZATION,
-    API_KEY,
-    HeaderName::from_static(RANK),
-    HeaderName::from_static("x-data-parallel-host-port"),
-    HeaderName::from_static("x-prefiller-host-port"),
-    HeaderName::from_static("x-prefiller-url"),
-    HeaderName::from_static("x-encoder-hosts-ports"),
-    HeaderName::from_static("x-override-rid"),
-    HeaderName::from_static("x-override-bootstrap-host"),
-    HeaderName::from_static("x-override-bootstrap-port"),
-    HeaderName::from_static("x-override-bootstrap-room"),
-    HeaderName::from_static("x-override-routed-dp-rank"),
-    HeaderName::from_static("x-override-disagg-prefill-dp-rank"),
-    HeaderName::from_static("x-smg-routing-key"),
-    HeaderName::from_static("x-gateway-destination-endpoint-subset"),
-    HeaderName::from_static("x-gateway-destination-endpoint-served"),
-];
-
-/// Returns the headers of a client that are removed from a request, which sets `set` itself.
-pub(crate) fn removed_headers(set: &[(HeaderName, HeaderValue)]) -> Vec<HeaderName> {
-    OBEYED.into_iter().filter(|name| set.iter().all(|(other, _)| other != name)).collect()
 }

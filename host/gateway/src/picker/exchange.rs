@@ -222,7 +222,7 @@ impl Exchange for GatewayExchange {
             Some(details) => origin_of(details),
             None => AnswerOrigin::Engine,
         };
-        proxied.head(head.status, &head.headers, origin);
+        proxied.head((head.status, &head.headers), origin, head.hides_body);
         proxied.own_headers().into_iter().filter_map(|(name, value)| Some((name?, value))).collect()
     }
 

@@ -100,6 +100,14 @@ impl HealthChecks {
         changed
     }
 
+    /// No process listens any more. One more failed check makes the worker unhealthy.
+    pub(super) fn gone(&mut self, worker: &Worker) {
+        if self.failures == 0 {
+            worker.watch_answers();
+            self.failures = MAX_FAILURES - 1;
+        }
+    }
+
     /// A request asked for a check. After a failed connect, one successful check makes the worker healthy and
     /// one failure keeps it unhealthy.
     pub fn requested(&mut self, worker: &Worker) {

@@ -135,6 +135,10 @@ impl Probe {
 
     /// No process listens: the one that did has ended.
     pub(super) fn process_gone(&mut self) {
+        if self.worker.was_cut() {
+            // It ended within an answer: this check, which is not the first sign, counts.
+            self.checks.gone(&self.worker);
+        }
         if self.figures.take().is_some() {
             self.log("ended", "connection refused");
         }

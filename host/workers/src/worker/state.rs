@@ -11,7 +11,10 @@ use std::{
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use parking_lot::Mutex;
-use tokio::sync::{Notify, Semaphore};
+use tokio::{
+    sync::{Notify, Semaphore},
+    time::Instant,
+};
 
 use super::{
     BackPressure, Breaks, BrokenHandoffs, LastFailure, LearnedLimit, Loading, LostRanks, Moves, WarmUp,
@@ -91,6 +94,8 @@ pub(super) struct State {
     pub(super) model_readings: AtomicU32,
     /// Makes the prober check the worker at once.
     pub(super) check_now: Notify,
+    /// When an answer that ended early last asked for a check.
+    pub(super) cut_checked: Mutex<Option<Instant>>,
     /// Held while the ranks are told whether the worker is eligible unconditionally.
     pub(super) told: Mutex<Told>,
     /// Number of places that are reserved.
@@ -179,6 +184,7 @@ impl State {
             stale_facts: AtomicBool::new(false),
             model_readings: AtomicU32::new(0),
             check_now: Notify::new(),
+            cut_checked: Mutex::default(),
             told: Mutex::new(told),
             reserved: Arc::default(),
             open_handoffs: AtomicU32::new(0),

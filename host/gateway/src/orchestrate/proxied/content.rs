@@ -1,0 +1,87 @@
+//! What the gateway reads of an answer that passes.
+
+use http::{HeaderMap, header};
+use pointsman_workers::{LogLimit, WorkerId};
+use tokio::time::Duration;
+
+use crate::{
+    http::content_coding::Coding,
+    openai::sse::{self, Splitter},
+};
+
+/// Shortest time between two warnings of answers whose tokens cannot be counted.
+const WARN_INTERVAL: Duration = Duration::from_hours(1);
+
+pub(super) enum Content {
+    /// Before the head.
+    Nothing,
+    Stream(Splitter, Ends),
+    /// A whole answer. Its bytes are kept up to a limit.
+    Whole(Vec<u8>),
+    /// The rest is not read: the answer is too large, its outcome is known, or only its end matters.
+    Ignored {
+        failed: bool,
+    },
+    /// The answer says nothing of the picked worker.
+    Elsewhere(http::StatusCode),
+}
+
+/// What has come of the end of a stream of events.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Ends {
+    /// The event that ends the answer.
+    pub(super) closed: bool,
+    /// A finish reason.
+    pub(super) finished: bool,
+}
+
+impl Content {
+    /// Returns how the body of a successful answer of `worker` is read. `hides_body`: it does not pass here.
+    /// `streams_bytes`: a stream of events ends with the body (I6.16).
+    pub(super) fn of(
+        headers: &HeaderMap,
+        hides_body: bool,
+        streams_bytes: bool,
+        worker: Option<WorkerId>,
+    ) -> Self {
+        if hides_body {
+            warn_of_hidden_body();
+            return Self::Ignored { failed: false };
+        }
+        if !matches!(Coding::of(headers), Ok(None)) {
+            warn_of_coding(headers, worker);
+            return Self::Ignored { failed: false };
+        }
+        let kind = headers.get(header::CONTENT_TYPE);
+        if !kind.is_some_and(|kind| sse::is_stream(kind.as_bytes())) {
+            Self::Whole(Vec::new())
+        } else if streams_bytes {
+            Self::Ignored { failed: false }
+        } else {
+            Self::Stream(Splitter::default(), Ends::default())
+        }
+    }
+}
+
+fn warn_of_hidden_body() {
+    static LINES: LogLimit = LogLimit::new(WARN_INTERVAL);
+    if LINES.due().is_some() {
+        tracing::warn!(
+            "response_body_mode of ext_proc is NONE: tokens are not counted, and engines look idle that are \
+             not; set FULL_DUPLEX_STREAMED"
+        );
+    }
+}
+
+fn warn_of_coding(headers: &HeaderMap, worker: Option<WorkerId>) {
+    static LINES: LogLimit = LogLimit::new(WARN_INTERVAL);
+    if let Some(suppressed) = LINES.due() {
+        let (coding, worker) = (headers.get(header::CONTENT_ENCODING), worker.map(tracing::field::display));
+        tracing::warn!(
+            worker,
+            ?coding,
+            suppressed,
+            "tokens of an answer are not counted: it has a content coding that was not asked for"
+        );
+    }
+}
