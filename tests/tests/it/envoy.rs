@@ -138,19 +138,25 @@ async fn r6_a_client_that_leaves_releases_its_booking() {
     cluster.at_rest().await.unwrap();
 }
 
-/// Relays connections to a gateway until `hangs` is cancelled. From then on no byte passes, and no connection
-/// ends.
-async fn relay(tasks: &TaskTracker, gateway: SocketAddr, hangs: CancellationToken) -> SocketAddr {
+/// Relays connections to a gateway until `dies` is cancelled: then all connections end, and no new one is
+/// accepted. When `hangs` is cancelled, no byte passes any more, and no connection ends.
+async fn relay(
+    tasks: &TaskTracker,
+    gateway: SocketAddr,
+    hangs: CancellationToken,
+    dies: CancellationToken,
+) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let relays = tasks.clone();
     tasks.spawn(async move {
-        while let Ok((mut from, _)) = listener.accept().await {
-            let hangs = hangs.clone();
+        while let Some(Ok((mut from, _))) = dies.run_until_cancelled(listener.accept()).await {
+            let (hangs, dies) = (hangs.clone(), dies.clone());
             relays.spawn(async move {
                 let mut to = TcpStream::connect(gateway).await?;
                 tokio::select! {
                     copied = tokio::io::copy_bidirectional(&mut from, &mut to) => copied.map(drop),
+                    () = dies.cancelled() => Ok(()),
                     () = hangs.cancelled() => std::future::pending().await,
                 }
             });
@@ -172,7 +178,8 @@ async fn r6_requests_of_a_gateway_that_hangs_fail_and_the_next_go_to_another() {
         .unwrap();
     let second = gateway(1).await;
     let (tasks, hangs) = (TaskTracker::new(), CancellationToken::new());
-    let behind = relay(&tasks, first.gateway.ext_proc.unwrap(), hangs.clone()).await;
+    let lives = CancellationToken::new();
+    let behind = relay(&tasks, first.gateway.ext_proc.unwrap(), hangs.clone(), lives).await;
     let envoy = Envoy::start(&program, [behind, second.gateway.ext_proc.unwrap()]).await.unwrap();
     let client = Client::new(envoy.address);
     let long = chat(true, "a").replace("\"max_tokens\":8", "\"max_tokens\":5000");
@@ -193,6 +200,28 @@ async fn r6_requests_of_a_gateway_that_hangs_fail_and_the_next_go_to_another() {
         // R6.7
         assert_eq!(client.post(CHAT, &[], chat(false, "a")).await.unwrap().status, 200);
     }
+}
+
+#[tokio::test]
+async fn r6_requests_after_the_death_of_a_gateway_are_asked_of_another() {
+    let Some(program) = installed() else { return };
+    let (first, second) = (gateway(1).await, gateway(1).await);
+    let (tasks, lives, dies) = (TaskTracker::new(), CancellationToken::new(), CancellationToken::new());
+    let behind = relay(&tasks, first.gateway.ext_proc.unwrap(), lives, dies.clone()).await;
+    let envoy = Envoy::start(&program, [behind, second.gateway.ext_proc.unwrap()]).await.unwrap();
+    let client = Client::new(envoy.address);
+    let many = async || {
+        let answers = (0..100).map(|_| client.post(CHAT, &[], chat(false, "a")));
+        let statuses = futures_util::future::join_all(answers).await.into_iter();
+        let failed = statuses.map(|answer| answer.map_or(0, |answer| answer.status.as_u16()));
+        failed.filter(|status| *status != 200).collect::<Vec<_>>()
+    };
+    assert_eq!(many().await, [0_u16; 0]);
+    dies.cancel();
+    // Envoy learns that the connections ended. Its health check comes later.
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    // R6.9
+    assert_eq!(many().await, [0_u16; 0]);
 }
 
 #[tokio::test]
