@@ -27,13 +27,15 @@ use crate::{
 };
 
 mod objects;
+mod port;
+mod role_labels;
 
 use objects::{Meta, Object};
+pub use port::PortOfWorker;
+use role_labels::RoleLabels;
 
 /// Objects of one page of a list.
 const PAGE: &str = "500";
-/// Maximum number of workers in a pod.
-const MAX_PORTS: usize = 64;
 /// Maximum number of pages of a list.
 const MAX_PAGES: usize = 100;
 /// Maximum size of a page, bytes.
@@ -50,52 +52,6 @@ pub enum Resource {
     Pods,
     /// EndpointSlices.
     EndpointSlices,
-}
-
-/// Port of a worker.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum PortOfWorker {
-    /// This number.
-    Number(u16),
-    /// The port of this name.
-    Name(String),
-}
-
-impl PortOfWorker {
-    /// Reads a list of numbers and names, with commas between them.
-    ///
-    /// # Errors
-    /// The entry that is neither.
-    pub fn parse_list(text: &str) -> Result<Vec<Self>, String> {
-        let one = |entry: &str| {
-            let fits = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
-            if entry.is_empty() || !entry.bytes().all(fits) {
-                return Err(format!(
-                    "`{entry}` is not a port: expected a number, or a name of letters, digits and `-`"
-                ));
-            }
-            match entry.parse::<u16>() {
-                Ok(0) => Err("`0` is not a port: expected 1 to 65535".to_owned()),
-                Ok(number) => Ok(Self::Number(number)),
-                Err(_) if entry.bytes().all(|byte| byte.is_ascii_digit()) => {
-                    Err(format!("`{entry}` is not a port: expected 1 to 65535"))
-                }
-                Err(_) => Ok(Self::Name(entry.to_owned())),
-            }
-        };
-        let ports: Vec<Self> = text.split(',').map(str::trim).map(one).collect::<Result<_, _>>()?;
-        if ports.len() > MAX_PORTS {
-            return Err(format!("{} ports: at most {MAX_PORTS} are allowed", ports.len()));
-        }
-        match ports
-            .iter()
-            .enumerate()
-            .find(|(at, port)| ports.get(..*at).is_some_and(|all| all.contains(port)))
-        {
-            Some(_) => Err(format!("`{text}` names a port twice: remove one of them")),
-            None => Ok(ports),
-        }
-    }
 }
 
 /// Objects that are read, and their place.
@@ -132,6 +88,8 @@ pub struct KubernetesSource {
     token: Option<FileReader>,
     clients: Clients,
     table: Table,
+    /// Objects that had a role of llm-d.
+    role_labels: RoleLabels,
     /// Whether the last watch failed. What is listed then is reported when a watch stands.
     watch_failed: bool,
 }
@@ -174,7 +132,14 @@ impl KubernetesSource {
     #[must_use]
     pub fn new(config: KubernetesSourceConfig) -> Self {
         let token = config.token_file.clone().map(|file| FileReader::new(file, MAX_TOKEN));
-        Self { config, token, clients: Clients::default(), table: Table::default(), watch_failed: false }
+        Self {
+            config,
+            token,
+            clients: Clients::default(),
+            table: Table::default(),
+            role_labels: RoleLabels::default(),
+            watch_failed: false,
+        }
     }
 
     fn url(&self, query: &[(&str, &str)]) -> Result<Url, String> {
@@ -228,6 +193,7 @@ impl KubernetesSource {
             let page: List = serde_json::from_slice(&bytes).map_err(|error| format!("the list: {error}"))?;
             all.extend(page.items.iter().flatten().filter_map(|object| self.entry(object)));
             if page.metadata.more.is_empty() {
+                self.role_labels.keep(all.iter().map(|(name, _)| name.as_str()));
                 self.table.replace(all);
                 return Ok(page.metadata.resource_version);
             }
@@ -237,14 +203,18 @@ impl KubernetesSource {
     }
 
     /// Reads one object: its name, and the workers that it describes.
-    fn entry(&self, object: &RawValue) -> Option<(String, Result<Vec<Found>, Invalid>)> {
+    fn entry(&mut self, object: &RawValue) -> Option<(String, Result<Vec<Found>, Invalid>)> {
         match Object::parse(object.get(), self.config.resource) {
-            Ok(object) => Some((object.meta().name.clone(), object.workers(&self.config))),
+            Ok(object) => {
+                let checked = self.role_labels.check(object.meta());
+                let described = checked.and_then(|()| object.workers(&self.config));
+                Some((object.meta().name.clone(), described))
+            }
             Err(problem) => {
                 let meta = objects::meta(object.get()).ok()?;
                 let pods = (self.config.resource == Resource::Pods).then(|| meta.pods());
                 let problem = format!("the object cannot be read: {problem}");
-                Some((meta.name, Err(Invalid { problem, pods })))
+                Some((meta.name, Err(Invalid { problem, pods, has_none: false })))
             }
         }
     }
@@ -326,7 +296,10 @@ impl KubernetesSource {
                     self.table.set(&name, described);
                 }
             }
-            "DELETED" => self.table.remove(&meta.name),
+            "DELETED" => {
+                self.table.remove(&meta.name);
+                self.role_labels.forget(&meta.name);
+            }
             _ => {}
         }
         Ok(None)

@@ -21,11 +21,13 @@ pub(super) struct Invalid {
     pub(super) problem: String,
     /// Uids of the pods of the entry, and whether each ends; `None` if that is unknown.
     pub(super) pods: Option<BTreeMap<String, bool>>,
+    /// Whether the entry says that it has no workers any more.
+    pub(super) has_none: bool,
 }
 
 impl From<String> for Invalid {
     fn from(problem: String) -> Self {
-        Self { problem, pods: None }
+        Self { problem, ..Self::default() }
     }
 }
 
@@ -39,7 +41,7 @@ struct Entry {
 
 impl Table {
     /// Sets an entry. An entry that becomes invalid keeps its last workers, because its key still exists,
-    /// except those whose pods end or are gone.
+    /// except those whose pods end or are gone, and unless it says that it has none.
     pub(super) fn set(&mut self, key: &str, described: Result<Vec<Found>, Invalid>) {
         if self.entries.len() >= MAX_KEYS && !self.entries.contains_key(key) {
             self.dropped += 1;
@@ -48,8 +50,9 @@ impl Table {
         let entry = self.entries.entry(key.to_owned()).or_default();
         match described {
             Ok(workers) => *entry = Entry { workers, problem: None },
-            Err(Invalid { problem, pods }) => {
+            Err(Invalid { problem, pods, has_none }) => {
                 entry.problem = Some(problem);
+                entry.workers.retain(|_| !has_none);
                 pods.iter().for_each(|pods| entry.follow(pods));
             }
         }
@@ -180,7 +183,7 @@ mod tests {
         let mut table = Table::default();
         let pods = |pods: &[(&str, bool)]| {
             let pods = pods.iter().map(|(pod, ends)| ((*pod).to_owned(), *ends)).collect();
-            Err(Invalid { problem: "garbage".to_owned(), pods: Some(pods) })
+            Err(Invalid { problem: "garbage".to_owned(), pods: Some(pods), has_none: false })
         };
         let seen = |table: &Table| {
             let workers = table.snapshot(Read::Changes).workers;

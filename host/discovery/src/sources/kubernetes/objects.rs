@@ -6,7 +6,7 @@ use pointsman_workers::WorkerSpec;
 use serde::{Deserialize, Deserializer};
 
 use super::super::{
-    llm_d_role::{ROLE_LABEL, role_of},
+    llm_d_role::{ENCODE, ROLE_LABEL, role_of},
     table::Invalid,
 };
 use super::{KubernetesSourceConfig, PortOfWorker, Resource};
@@ -14,6 +14,8 @@ use crate::found::Found;
 
 /// Prefix of the labels and annotations that are keys of a worker.
 const PREFIX: &str = "pointsman.dev/";
+/// Label or annotation with the role.
+const OWN_ROLE: &str = "pointsman.dev/role";
 /// Keys that may be given several times: their values are lists.
 const LISTS: [&str; 3] = ["model", "taint", "lora"];
 
@@ -22,7 +24,7 @@ const LISTS: [&str; 3] = ["model", "taint", "lora"];
 #[serde(default, rename_all = "camelCase")]
 pub(super) struct Meta {
     pub(super) name: String,
-    uid: String,
+    pub(super) uid: String,
     pub(super) resource_version: String,
     /// Token for the next page of a list.
     #[serde(rename = "continue")]
@@ -198,7 +200,8 @@ impl Object {
             Self::Pod(pod) => pod.workers(config),
             Self::Slice(slice) => slice.workers(config),
         };
-        described.map_err(|problem| Invalid { problem, pods: Some(self.pods()) })
+        let has_none = self.meta().is_encoder();
+        described.map_err(|problem| Invalid { problem, pods: Some(self.pods()), has_none })
     }
 
     /// Returns the uids of its pods, and whether each ends.
@@ -218,6 +221,20 @@ impl Meta {
 
     fn is_ending(&self) -> bool {
         self.deletion_timestamp.is_some()
+    }
+
+    /// Returns the role of llm-d, unless a label or an annotation of ours comes before it.
+    pub(super) fn llm_d_role(&self) -> Option<&str> {
+        self.labels.get(ROLE_LABEL).map(String::as_str).filter(|_| !self.has_own_role())
+    }
+
+    /// Returns whether a label or an annotation of ours gives the role.
+    pub(super) fn has_own_role(&self) -> bool {
+        [&self.labels, &self.annotations].into_iter().any(|all| all.contains_key(OWN_ROLE))
+    }
+
+    fn is_encoder(&self) -> bool {
+        self.llm_d_role() == Some(ENCODE)
     }
 }
 
@@ -312,7 +329,7 @@ fn workers(
     let said = said.filter_map(|(key, value)| Some((key.strip_prefix(PREFIX)?.to_owned(), value.clone())));
     let said: BTreeMap<String, String> = said.collect();
     let mut keys: BTreeMap<String, String> = config.defaults.clone();
-    if let Some(role) = meta.labels.get(ROLE_LABEL).filter(|_| !said.contains_key("role")) {
+    if let Some(role) = meta.llm_d_role() {
         keys.insert("role".to_owned(), role_of(role)?.to_owned());
     }
     keys.extend(said);

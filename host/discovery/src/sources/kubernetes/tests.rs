@@ -256,6 +256,52 @@ async fn p9_the_label_of_llm_d_means_in_pods_what_it_means_in_its_file() {
 }
 
 #[tokio::test]
+async fn p9_a_pod_without_its_role_label_drains_and_takes_no_role_of_the_defaults() {
+    let api = ApiServer::start().await.unwrap();
+    let labelled = |uid: &str, role: Option<&str>, own: Option<&str>| {
+        let mut pod = pod("a", "10.0.0.1", true);
+        pod["metadata"]["uid"] = json!(uid);
+        role.inspect(|role| pod["metadata"]["labels"]["llm-d.ai/role"] = json!(role));
+        own.inspect(|role| pod["metadata"]["annotations"]["pointsman.dev/role"] = json!(role));
+        pod
+    };
+    let role = |running: &Running| running.worker("10.0.0.1").spec().role;
+    api.put("pods", labelled("1", Some("prefill"), None));
+    api.put("pods", pod("b", "10.0.0.2", true));
+    let running = run(config(&api, Resource::Pods));
+    running.until_hosts("both join", &["10.0.0.1", "10.0.0.2"]).await;
+    assert_eq!((role(&running), running.worker("10.0.0.2").spec().role), (Role::Prefill, Role::Decode));
+    let worker = running.worker("10.0.0.1");
+    let handoff = pointsman_workers::OpenHandoff::new(worker.clone());
+    api.put("pods", labelled("1", None, None));
+    // P9.16: the defaults have the role decode. It is gone when nothing of it is open.
+    running.until("it drains", |_| worker.leaving()).await;
+    assert_eq!(running.hosts().len(), 2);
+    drop(handoff);
+    running.until_hosts("it is gone", &["10.0.0.2"]).await;
+    let refused = running.status().refused;
+    assert!(refused[0].entry == "a" && refused[0].problem.contains("was removed"), "{refused:?}");
+    // P9.16: lists know it, too
+    api.compact();
+    api.put("pods", labelled("1", None, None));
+    running.until("it is listed again", |_| api.counts().lists > 1).await;
+    running.until_hosts("it has no role", &["10.0.0.2"]).await;
+    api.put("pods", labelled("1", Some("decode"), None));
+    running.until_hosts("it has another role", &["10.0.0.1", "10.0.0.2"]).await;
+    api.put("pods", labelled("1", Some("encode"), None));
+    // P9.16: an encoder, as in an endpoints file (P5.7)
+    running.until_hosts("it encodes", &["10.0.0.2"]).await;
+    api.put("pods", labelled("1", None, Some("prefill")));
+    running.until_hosts("our own key gives the role", &["10.0.0.1", "10.0.0.2"]).await;
+    api.put("pods", labelled("1", None, None));
+    running.until_hosts("it has no role again", &["10.0.0.2"]).await;
+    api.put("pods", labelled("2", None, None));
+    // P9.16: another pod with the name never had the label
+    running.until_hosts("another pod", &["10.0.0.1", "10.0.0.2"]).await;
+    assert_eq!(role(&running), Role::Decode);
+}
+
+#[tokio::test]
 async fn p9_a_pod_with_an_invalid_description_drains_when_it_ends_and_leaves_when_another_has_its_name() {
     let api = ApiServer::start().await.unwrap();
     let of = |name: &str, ip: &str, uid: &str| {
