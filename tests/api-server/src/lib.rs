@@ -39,6 +39,7 @@ struct Shared {
     /// The version after the last change, or the count of disconnects.
     changed: watch::Sender<u64>,
     cut: Mutex<CancellationToken>,
+    hung: Mutex<CancellationToken>,
 }
 
 #[derive(Debug, Default)]
@@ -54,6 +55,10 @@ struct Store {
     /// Resources and verbs that the caller's role grants; `None`: all.
     granted: Option<Vec<(String, String)>>,
     counts: Counts,
+    /// Whether watches bring no events.
+    withholds_events: bool,
+    /// Whether watches bring no bookmarks.
+    withholds_bookmarks: bool,
 }
 
 /// Numbers of requests to the test double.
@@ -91,6 +96,7 @@ impl ApiServer {
             store: Mutex::default(),
             changed: watch::Sender::new(0),
             cut: Mutex::new(CancellationToken::new()),
+            hung: Mutex::new(CancellationToken::new()),
         });
         let routes = Router::new()
             .route("/api/v1/namespaces/{namespace}/{kind}", get(answer))
@@ -151,6 +157,17 @@ impl ApiServer {
     /// Ends all watches in the middle of their streams.
     pub fn disconnect(&self) {
         std::mem::take(&mut *self.shared.cut.lock()).cancel();
+    }
+
+    /// Lets watches stand, and withholds what they would bring, as a stale cache of a real server does.
+    pub fn withhold(&self, events: bool, bookmarks: bool) {
+        let mut store = self.shared.store.lock();
+        (store.withholds_events, store.withholds_bookmarks) = (events, bookmarks);
+    }
+
+    /// Lets all watches hang for good, as those behind a load balancer that lost them. Later ones do not.
+    pub fn hang(&self) {
+        std::mem::take(&mut *self.shared.hung.lock()).cancel();
     }
 
     /// Answers everything with a status, or as usual again.
@@ -223,8 +240,8 @@ async fn answer(
     }
     drop(store);
     let ends = Instant::now() + Duration::from_secs(asked.timeout_seconds.unwrap_or(300));
-    let cut = shared.cut.lock().clone();
-    let watcher = Watcher { changed: shared.changed.subscribe(), shared, kind, from, ends, cut };
+    let (cut, hung) = (shared.cut.lock().clone(), shared.hung.lock().clone());
+    let watcher = Watcher { changed: shared.changed.subscribe(), shared, kind, from, ends, cut, hung };
     Body::from_stream(stream::unfold(watcher, Watcher::next)).into_response()
 }
 
@@ -254,18 +271,29 @@ struct Watcher {
     from: u64,
     ends: Instant,
     cut: CancellationToken,
+    hung: CancellationToken,
 }
 
 impl Watcher {
     async fn next(mut self) -> Option<(Result<Bytes, std::io::Error>, Self)> {
+        let mut bookmark_at = Instant::now() + BOOKMARKS;
         loop {
+            if self.hung.is_cancelled() {
+                return std::future::pending().await;
+            }
             self.changed.mark_unchanged();
             if let Some(lines) = self.lines() {
                 return Some((Ok(lines), self));
             }
             tokio::select! {
                 _ = self.changed.changed() => {}
-                () = tokio::time::sleep(BOOKMARKS) => return Some((Ok(self.bookmark()), self)),
+                () = self.hung.cancelled() => {}
+                () = tokio::time::sleep_until(bookmark_at) => {
+                    bookmark_at += BOOKMARKS;
+                    if !self.shared.store.lock().withholds_bookmarks {
+                        return Some((Ok(self.bookmark()), self));
+                    }
+                }
                 () = tokio::time::sleep_until(self.ends) => return None,
                 () = self.cut.cancelled() => {
                     return Some((Err(std::io::Error::other("cut")), self));
@@ -277,6 +305,9 @@ impl Watcher {
     /// The changes since the last ones, or that they are forgotten.
     fn lines(&mut self) -> Option<Bytes> {
         let mut store = self.shared.store.lock();
+        if store.withholds_events {
+            return None;
+        }
         if self.from < store.compacted {
             store.counts.gone += 1;
             self.from = u64::MAX;

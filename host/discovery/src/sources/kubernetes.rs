@@ -5,11 +5,13 @@
 //!   ^                  ^                                                    |
 //!   |                  +----------- from the version of the last change ----+
 //!   +------------------------------ 410 Gone: that version is too old ------+
+//!   +------------------------------ it was silent all the time -------------+
+//!   +------------------------------ the last list is old -------------------+
 //! ```
 
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
-use reqwest::{Client, RequestBuilder, StatusCode, Url};
+use reqwest::{Client, RequestBuilder, Response, StatusCode, Url};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use tokio::time::Instant;
@@ -42,8 +44,13 @@ const MAX_PAGES: usize = 100;
 const MAX_PAGE_BYTES: usize = 64 * 1024 * 1024;
 /// Maximum size of one event of a watch, bytes.
 const MAX_EVENT: usize = 4 * 1024 * 1024;
-/// A watch may be silent for its own duration and this long.
-const SILENCE: Duration = Duration::from_secs(15);
+/// A watch may stand for its own duration and this long.
+const SILENCE: Duration = Duration::from_secs(5);
+/// A watch may end this much before its time and counts as whole.
+const EARLY: Duration = Duration::from_secs(1);
+/// Longest time between two lists. The shortest is half of it: gateways that start together do not list
+/// together.
+const RELIST: Duration = Duration::from_mins(10);
 
 /// Kind of the listed objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,6 +99,10 @@ pub struct KubernetesSource {
     role_labels: RoleLabels,
     /// Whether the last watch failed. What is listed then is reported when a watch stands.
     watch_failed: bool,
+    /// Longest time between two lists.
+    relist: Duration,
+    /// When everything is listed again.
+    relist_at: Instant,
 }
 
 /// A page of a list.
@@ -125,6 +136,8 @@ enum Ended {
     Resume,
     /// List again.
     Relist,
+    /// List again, because the last list is old. The watch would go on.
+    Refresh,
 }
 
 impl KubernetesSource {
@@ -139,6 +152,8 @@ impl KubernetesSource {
             table: Table::default(),
             role_labels: RoleLabels::default(),
             watch_failed: false,
+            relist: RELIST,
+            relist_at: Instant::now(),
         }
     }
 
@@ -165,6 +180,8 @@ impl KubernetesSource {
     /// Reads all objects. Returns a client for the watch, and the version of the list. The client has the
     /// certificates that the files have now.
     async fn list_anew(&mut self) -> Result<(Client, String), Failure> {
+        // Also after a failure: the next try must not follow at once.
+        self.relist_at = Instant::now() + self.relist.mul_f64(rand::random_range(0.5..1.0));
         let client = self.clients.make(&self.config.tls, &self.config.api, self.config.timeout).await?;
         let version = self.list(&client).await?;
         Ok((client, version))
@@ -219,6 +236,23 @@ impl KubernetesSource {
         }
     }
 
+    /// Opens a watch from `version`; `None`: that version is too old.
+    async fn open_watch(&self, client: &Client, version: &str) -> Result<Option<Response>, Failure> {
+        let seconds = self.config.watch.as_secs().max(1).to_string();
+        let query = [
+            ("watch", "1"),
+            ("allowWatchBookmarks", "true"),
+            ("timeoutSeconds", seconds.as_str()),
+            ("resourceVersion", version),
+        ];
+        let response = http::send(self.request(client, &query).await?, self.config.timeout).await?;
+        match response.status() {
+            StatusCode::GONE => Ok(None),
+            status if status.is_success() => Ok(Some(response)),
+            _ => Err(http::refusal(response, self.config.timeout).await),
+        }
+    }
+
     /// Watches from `version`, and raises it with each event.
     async fn watch(
         &mut self,
@@ -226,26 +260,14 @@ impl KubernetesSource {
         version: &mut String,
         reporter: &Reporter,
     ) -> Result<Ended, Failure> {
-        let seconds = self.config.watch.as_secs().max(1).to_string();
-        let query = [
-            ("watch", "1"),
-            ("allowWatchBookmarks", "true"),
-            ("timeoutSeconds", seconds.as_str()),
-            ("resourceVersion", version.as_str()),
-        ];
-        let response = http::send(self.request(client, &query).await?, self.config.timeout).await?;
-        if response.status() == StatusCode::GONE {
-            return Ok(Ended::Relist);
-        }
-        if !response.status().is_success() {
-            return Err(http::refusal(response, self.config.timeout).await);
-        }
+        let Some(response) = self.open_watch(client, version).await? else { return Ok(Ended::Relist) };
         if std::mem::take(&mut self.watch_failed) {
             reporter.present(self.table.snapshot_once(Read::Whole));
         } else {
             reporter.alive();
         }
         let mut lines = Lines::new(response, MAX_EVENT);
+        let (begun, mut heard) = (Instant::now(), false);
         loop {
             let mut changed = false;
             while let Some(line) = lines.next() {
@@ -253,25 +275,35 @@ impl KubernetesSource {
                     .map_err(|error| format!("an event of the watch: {error}"))?;
                 match self.apply(&event, version)? {
                     Some(ended) => return Ok(ended),
-                    None => changed |= event.kind != "BOOKMARK",
+                    None => {
+                        heard = true;
+                        changed |= event.kind != "BOOKMARK";
+                    }
                 }
             }
             if changed {
                 reporter.present(self.table.snapshot_once(Read::Changes));
             }
             tokio::select! {
-                more = tokio::time::timeout(self.config.watch + SILENCE, lines.read_more()) => {
-                    let more = more.map_err(|_| "the watch is silent although its time is over".to_owned())?;
+                more = tokio::time::timeout_at(begun + self.config.watch + SILENCE, lines.read_more()) => {
                     match more {
-                        Ok(true) => {}
-                        Ok(false) => return Ok(Ended::Resume),
-                        Err(problem) => {
+                        Ok(Ok(true)) => {}
+                        // Servers send a bookmark before the end, unless what they watch is stale.
+                        Ok(Ok(false)) if !heard && begun.elapsed() + EARLY >= self.config.watch => {
+                            return Ok(Ended::Relist);
+                        }
+                        Err(_) if !heard => {
+                            return Err("the watch is silent although its time is over".to_owned().into());
+                        }
+                        Ok(Ok(false)) | Err(_) => return Ok(Ended::Resume),
+                        Ok(Err(problem)) => {
                             tracing::debug!(problem, "watch of Kubernetes broke");
                             return Ok(Ended::Resume);
                         }
                     }
                 }
                 () = reporter.recheck() => return Ok(Ended::Relist),
+                () = tokio::time::sleep_until(self.relist_at) => return Ok(Ended::Refresh),
             }
         }
     }
@@ -332,6 +364,17 @@ impl Source for KubernetesSource {
             };
             let retry_after = match outcome {
                 Ok(Ended::Resume) => None,
+                Ok(Ended::Refresh) => {
+                    match self.list_anew().await {
+                        Ok(listed) => {
+                            reporter.present(self.table.snapshot_once(Read::Whole));
+                            following = Some(listed);
+                        }
+                        // The watch has what the last list lacks.
+                        Err(Failure { problem, .. }) => tracing::debug!(problem, "periodic list failed"),
+                    }
+                    None
+                }
                 Ok(Ended::Relist) => {
                     following = None;
                     None

@@ -42,12 +42,16 @@ fn config(api: &ApiServer, resource: Resource) -> KubernetesSourceConfig {
 }
 
 fn run(config: KubernetesSourceConfig) -> Running {
+    run_source(KubernetesSource::new(config))
+}
+
+fn run_source(source: KubernetesSource) -> Running {
     let guard = GuardRules { share: 0.5, min_workers: 3, confirm_after: Duration::from_secs(1) };
     let rules = FleetRules { max_workers: 2_000, drain: Duration::from_secs(30), moves: false, guard };
     let registry = Arc::new(Registry::default());
     let fleet = Fleet::new(registry.clone(), rules);
     let (tracker, stop) = (TaskTracker::new(), CancellationToken::new());
-    start(KubernetesSource::new(config), fleet.add_source("kubernetes:a"), &tracker, stop.clone());
+    start(source, fleet.add_source("kubernetes:a"), &tracker, stop.clone());
     tracker.spawn(fleet.clone().run(stop.clone()));
     Running { fleet, registry, _stop: stop.drop_guard() }
 }
@@ -299,6 +303,65 @@ async fn p9_a_pod_without_its_role_label_drains_and_takes_no_role_of_the_default
     // P9.16: another pod with the name never had the label
     running.until_hosts("another pod", &["10.0.0.1", "10.0.0.2"]).await;
     assert_eq!(role(&running), Role::Decode);
+}
+
+#[tokio::test]
+async fn p9_a_watch_that_brings_nothing_is_followed_by_a_list() {
+    let api = ApiServer::start().await.unwrap();
+    for (name, ip) in [("a", "10.0.0.1"), ("b", "10.0.0.2")] {
+        api.put("pods", pod(name, ip, true));
+    }
+    let watch = Duration::from_secs(2);
+    let running = run(KubernetesSourceConfig { watch, ..config(&api, Resource::Pods) });
+    running.until("several watches", |_| api.counts().watches >= 3).await;
+    // P9.17: bookmarks came
+    assert_eq!(api.counts().lists, 1);
+    api.withhold(true, true);
+    api.delete("pods", "a");
+    // P9.17
+    running.until_hosts("the change is listed", &["10.0.0.2"]).await;
+    assert_eq!(running.status().times_away, 0);
+}
+
+#[tokio::test]
+async fn p9_a_watch_that_hangs_is_given_up_after_its_time() {
+    let api = ApiServer::start().await.unwrap();
+    for (name, ip) in [("a", "10.0.0.1"), ("b", "10.0.0.2")] {
+        api.put("pods", pod(name, ip, true));
+    }
+    let watch = Duration::from_secs(1);
+    let running = run(KubernetesSourceConfig { watch, ..config(&api, Resource::Pods) });
+    running.until("it watches", |_| api.counts().watches >= 1).await;
+    api.hang();
+    api.delete("pods", "a");
+    let begun = Instant::now();
+    // P9.17
+    running.until_hosts("the change is read", &["10.0.0.2"]).await;
+    assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+}
+
+#[tokio::test]
+async fn p9_everything_is_listed_again_from_time_to_time() {
+    let api = ApiServer::start().await.unwrap();
+    for (name, ip) in [("a", "10.0.0.1"), ("b", "10.0.0.2")] {
+        api.put("pods", pod(name, ip, true));
+    }
+    let relist = Duration::from_secs(4);
+    let running =
+        run_source(KubernetesSource { relist, ..KubernetesSource::new(config(&api, Resource::Pods)) });
+    running.until_hosts("both join", &["10.0.0.1", "10.0.0.2"]).await;
+    api.withhold(true, false);
+    api.delete("pods", "a");
+    // P9.17: bookmarks come, and the change does not
+    running.until_hosts("the change is listed", &["10.0.0.2"]).await;
+    api.withhold(false, false);
+    api.grant_only(&[("pods", "watch")]);
+    let watches = api.counts().watches;
+    running.until("lists are refused", |_| api.counts().watches >= watches + 2).await;
+    api.put("pods", pod("c", "10.0.0.3", true));
+    // P9.17: a list that fails does not end what the watch brings
+    running.until_hosts("the watch goes on", &["10.0.0.2", "10.0.0.3"]).await;
+    assert_eq!((running.status().times_away, RELIST), (0, Duration::from_mins(10)));
 }
 
 #[tokio::test]
