@@ -30,9 +30,7 @@ mod shared_ids;
 mod state_reads;
 mod summary;
 
-pub use header::{
-    DecidedBy, DecisionHeader, DecisionResult, LegFailure, LegRun, LegTimes, Outcome, StreamFailed,
-};
+pub use header::{DecidedBy, DecisionHeader, DecisionResult, LegTimes, Outcome, StreamFailed};
 pub use record::Record;
 pub(crate) use recorder::{ALWAYS, Recorded, Recorder};
 use shard::Shard;

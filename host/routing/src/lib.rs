@@ -17,6 +17,7 @@ pub mod facts;
 mod ids;
 mod inputs;
 mod learning;
+mod leg_run;
 mod native;
 mod outcome;
 pub mod pick;
@@ -36,11 +37,12 @@ pub use config::{RouterConfig, RouterConfigOverride};
 pub use context::{DecisionContext, Purpose};
 pub use cost::{CostTerms, cost};
 pub use decisions::{
-    DecidedBy, DecisionHeader, DecisionResult, DecisionSummary, Decisions, LegFailure, LegRun, LegTimes,
-    Outcome, Record, StreamFailed,
+    DecidedBy, DecisionHeader, DecisionResult, DecisionSummary, Decisions, LegTimes, Outcome, Record,
+    StreamFailed,
 };
 pub use ids::{DecisionId, Generation};
 pub use learning::{BatchedLearning, DecisionSource, Learning};
+pub use leg_run::{LegFailure, LegRun};
 pub use outcome::{Moment, ObservedOutcome};
 pub use policy::{
     Call, Decision, Digest, Failure, OnFailure, Origin, Plan, Policy, PolicyInfo, ShedReason, World,

@@ -7,8 +7,8 @@ use serde::Serialize;
 use tokio::time::Duration;
 
 use crate::{
-    decisions::LegRun,
     ids::{DecisionId, Generation},
+    leg_run::LegRun,
     outcome::ObservedOutcome,
     policy::Digest,
     query::CandidateId,

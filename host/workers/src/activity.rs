@@ -213,8 +213,9 @@ impl Activity {
         }
     }
 
-    /// The engine passed a health check, which `began` then. Where its figures are not known, nothing else says that it works
-    /// on a stream that is silent. It is not progress: an engine that is stuck may answer, too.
+    /// The engine passed a health check, which `began` then. Where its figures are not known, nothing else
+    /// says that it works on a stream that is silent. It is not progress: an engine that is stuck may answer,
+    /// too.
     pub(crate) fn note_health(&self, began: Instant) {
         self.passed_ms.fetch_max(self.millis(began), Ordering::Relaxed);
         let track = self.track.lock();

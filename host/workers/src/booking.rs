@@ -329,7 +329,8 @@ impl Booking {
     /// booked. A smaller number than before, as an engine corrects what was counted, releases blocks.
     ///
     /// A new block counts `max(0, 1 - osl / expected)`: near its expected end, a request will soon release
-    /// its blocks. An expectation of 0 counts as 1. A request has no more blocks than the rank, or its prompt.
+    /// its blocks. An expectation of 0 counts as 1. A request has no more blocks than the rank, or its
+    /// prompt.
     pub fn output_tokens(&mut self, osl: u32) -> bool {
         let mut reached = self.prompt_tokens.saturating_add(osl).div_ceil(self.block_size);
         if reached > self.reached_blocks

@@ -181,9 +181,9 @@ impl Settings {
         self.add_own(prompt, columns, &own, costs);
     }
 
-    /// Adds what each worker computes of the prompt, `own`, to the costs of its load. A further copy of what a
-    /// worker has saves something while the workers that have it carry more load than the others: the requests
-    /// that share it and will find it there. It saves at most what it costs.
+    /// Adds what each worker computes of the prompt, `own`, to the costs of its load. A further copy of what
+    /// a worker has saves something while the workers that have it carry more load than the others: for the
+    /// requests that share it and will find it there. It saves at most what it costs.
     fn add_own(&self, prompt: &Prompt, columns: &Columns<'_>, own: &[f32], costs: &mut [f32]) {
         // Whole numbers can be added in any order, so that the compiler adds several at once.
         let like: u64 = columns.like.iter().map(|requests| u64::from(*requests)).sum();

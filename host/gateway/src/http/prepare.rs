@@ -86,8 +86,9 @@ pub(crate) async fn prepare(
         Err(error) => return Err(Refused::new(account, error)),
     };
     account.set_model(&request.model, &state.registry.snapshot());
-    if !request.hints.query_only
-        && let Err(error) = account.reserve(state, caller.tenant_hash(), &request.model)
+    if let Some(limits) = state.tenant_limits.as_ref().filter(|_| !request.hints.query_only)
+        && let Err(error) =
+            account.reserve(limits, caller.tenant_hash(), &request.model, &state.registry.snapshot())
     {
         return Err(Refused::new(account, error));
     }

@@ -151,7 +151,9 @@ async fn admit(
     find_model(state, &mut parsed).await;
     account.set_model(&parsed.model, &state.registry.snapshot());
     // Held by the account until the session ends. Its messages are not counted in tokens.
-    account.reserve(state, caller.tenant_hash(), &parsed.model)?;
+    if let Some(limits) = &state.tenant_limits {
+        account.reserve(limits, caller.tenant_hash(), &parsed.model, &state.registry.snapshot())?;
+    }
     // When the client leaves, this future is dropped.
     let (for_worker, gone) = ((&mut parsed, caller.tenant_hash(), false), CancellationToken::new());
     let worker_wait = wait_for_worker(state, for_worker, account, &gone).await?;

@@ -38,7 +38,10 @@ pub(super) async fn wait_for_worker(
             // Boxed, because few requests wait here.
             let wait = Box::pin(until_served(state, request, begun, account, gone)).await?;
             // A worker that joined may have told which adapter the request names.
-            let reserved = account.reserve(state, tenant, &request.model);
+            let limits = state.tenant_limits.as_ref();
+            let reserved = limits.map_or(Ok(()), |limits| {
+                account.reserve(limits, tenant, &request.model, &state.registry.snapshot())
+            });
             if reserved.is_err() {
                 account.queued(wait.elapsed());
             }

@@ -1,5 +1,5 @@
-//! A request waits for a worker of its model when none is left: the last one went while it was in the queue, or
-//! failed it (F7.9).
+//! A request waits for a worker of its model when none is left: the last one went while it was in the queue,
+//! or failed it (F7.16).
 
 use pointsman_orchestration::{Event, Queued, Waiting};
 use pointsman_routing::RouteError;
@@ -13,8 +13,8 @@ use crate::{
 };
 
 impl Drive {
-    /// Has the request wait for a worker of its model, if none is left and requests of the model wait for one.
-    /// The wait replaces its place in the queue. Returns whether it waits.
+    /// Has the request wait for a worker of its model, if none is left and requests of the model wait for
+    /// one. The wait replaces its place in the queue. Returns whether it waits.
     pub(super) fn wait_for_worker(
         &mut self,
         leg: Leg,

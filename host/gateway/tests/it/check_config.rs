@@ -7,6 +7,8 @@ use std::{fs, net::TcpListener, path::Path, process::Command};
 
 use pointsman_embedded_policies::{KV_AWARE, LEAST_LOADED};
 
+mod authority_certificates;
+
 /// Exit code, stdout and stderr of `pointsman` in a directory.
 fn pointsman(dir: &Path, arguments: &[&str]) -> (Option<i32>, String, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pointsman"));

@@ -9,8 +9,8 @@ use std::{
 
 use anyhow::Context as _;
 use pointsman_lab::{
-    Arm, Comparison, EngineGroup, Fleet, Monitor, Plan, RankBy, RunOptions, RunResult, Slo, Study, Trace,
-    Window, calibrate::fleet_text, compare, fit_windows, run, run_observed,
+    Arm, ArmReport, Comparison, EngineGroup, Fleet, Monitor, Plan, RankBy, RunOptions, RunResult, Slo, Study,
+    Trace, Window, calibrate::fleet_text, compare, fit_windows, run, run_observed,
 };
 use pointsman_workers::Role;
 
@@ -18,7 +18,6 @@ use super::{
     ObserveArgs,
     assign::Assigned,
     engines::EngineLog,
-    report::best,
     writer::{Written, output_tokens},
 };
 
@@ -223,6 +222,20 @@ pub(super) fn forecast(
     let best = best.map(|arm| run(arm, trace, &fleet, plan.options)).transpose()?;
     let study = Study::new(vec![comparison], Vec::new(), RankBy::default());
     Ok(Forecast { observed, study, equations, best })
+}
+
+/// Returns the arm with the lowest mean TTFT among those that answered each request.
+pub(super) fn best(arms: &[ArmReport]) -> Option<&ArmReport> {
+    by_ttft(arms).into_iter().find(|arm| RankBy::TtftMean.of(&arm.figures).is_some())
+}
+
+/// Returns the arms by their mean TTFT. Those that left requests without an answer come last.
+pub(super) fn by_ttft(arms: &[ArmReport]) -> Vec<&ArmReport> {
+    let mean =
+        |arm: &ArmReport| RankBy::TtftMean.of(&arm.figures).map_or(f64::INFINITY, |figure| figure.mean);
+    let mut sorted: Vec<&ArmReport> = arms.iter().collect();
+    sorted.sort_by(|left, right| mean(left).total_cmp(&mean(right)));
+    sorted
 }
 
 #[cfg(test)]

@@ -13,9 +13,9 @@ const STUDENT_T: f64 = 2.861;
 /// covers the requests that both runs completed; `None` when these are too few.
 ///
 /// Requests that follow each other wait for each other, so that their differences are not independent. The
-/// interval is that of batch means (Law, Simulation Modeling and Analysis): it comes from the means of batches
-/// of consecutive requests. A difference that a few requests make, such as the first ones of cold caches, is
-/// in one batch and gives a wide interval.
+/// interval is that of batch means (Law, Simulation Modeling and Analysis): it comes from the means of
+/// batches of consecutive requests. A difference that a few requests make, such as the first ones of cold
+/// caches, is in one batch and gives a wide interval.
 pub(super) fn of_ttft(run: &RunResult, other: &RunResult) -> Option<f64> {
     let pairs = run.outcomes.iter().zip(&other.outcomes);
     let complete = pairs.filter(|(a, b)| a.ended == Ended::Complete && b.ended == Ended::Complete);

@@ -2,11 +2,18 @@
 
 use std::collections::HashMap;
 
-use pointsman_lab::{ArmReport, Ended, Figure, RankBy, RunResult, Window};
+use pointsman_lab::{ArmReport, Ended, Figure, RunResult, Window};
 
 use super::{
-    answers::Answer, assign::Assigned, counts::Counts, document::Block, engines::EngineLog, finish::Forecast,
-    interval, tracker::Followed, writer::Written,
+    answers::Answer,
+    assign::Assigned,
+    counts::Counts,
+    document::Block,
+    engines::EngineLog,
+    finish::{Forecast, best, by_ttft},
+    interval,
+    tracker::Followed,
+    writer::Written,
 };
 
 mod certainty;
@@ -257,20 +264,6 @@ fn guess_warning(seen: &Observation<'_>, forecast: &Forecast) -> Option<Block> {
             certainty::to_know_engines(seen)
         ))
     })
-}
-
-/// Returns the arm with the lowest mean TTFT among those that answered each request.
-pub(super) fn best(arms: &[ArmReport]) -> Option<&ArmReport> {
-    by_ttft(arms).into_iter().find(|arm| RankBy::TtftMean.of(&arm.figures).is_some())
-}
-
-/// Returns the arms by their mean TTFT. Those that left requests without an answer come last.
-fn by_ttft(arms: &[ArmReport]) -> Vec<&ArmReport> {
-    let mean =
-        |arm: &ArmReport| RankBy::TtftMean.of(&arm.figures).map_or(f64::INFINITY, |figure| figure.mean);
-    let mut sorted: Vec<&ArmReport> = arms.iter().collect();
-    sorted.sort_by(|left, right| mean(left).total_cmp(&mean(right)));
-    sorted
 }
 
 /// Shows the mean of a figure, or a dash if it has no value.

@@ -192,6 +192,7 @@ fn check(random: &mut SmallRng, pool: &Pool, query: &Query<'_>, index: &PrefixIn
             let wants = Wants { request: vec![], worker: vec![WorkerColumn::Fact(*fact)] };
             facts.write_workers(&wants, &rows, &mut out);
             let of = |row: &u32| expected(*fact, query, &pool[*row as usize], &overlaps);
+            // G3.4
             assert_eq!(out, rows.iter().map(of).collect::<Vec<_>>(), "{}", fact.name());
         }
         let labels = [

@@ -7,6 +7,7 @@ use tokio::time::Duration;
 
 use crate::{
     ids::DecisionId,
+    leg_run::LegRun,
     receipt::{Decider, ShadowResult},
     slot::{NativeMode, ProgramSummary},
 };
@@ -139,26 +140,6 @@ pub struct LegTimes {
     pub sent: PerLeg<Option<u32>>,
     /// When the prefill leg ended.
     pub prefill_ended: Option<u32>,
-}
-
-/// The run of one leg. Times are microseconds since the first byte of the request arrived.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LegRun {
-    /// When it was sent last.
-    pub sent: u32,
-    /// When it ended.
-    pub ended: Option<u32>,
-    /// Why it failed.
-    pub failure: Option<LegFailure>,
-}
-
-/// Why a leg failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LegFailure {
-    /// Kind of the error, as in `pointsman_legs_total`.
-    pub kind: &'static str,
-    /// HTTP status of the engine's answer, if the engine answered with an error.
-    pub status: Option<u16>,
 }
 
 impl DecidedBy {

@@ -5,8 +5,8 @@ use pointsman_workers::{LogLimit, WorkerId};
 use tokio::time::Duration;
 
 use crate::{
-    http::content_coding::Coding,
     openai::sse::{self, Splitter},
+    upstream::content_coding,
 };
 
 /// Shortest time between two warnings of answers whose tokens cannot be counted.
@@ -48,8 +48,8 @@ impl Content {
             warn_of_hidden_body();
             return Self::Ignored { failed: false };
         }
-        if !matches!(Coding::of(headers), Ok(None)) {
-            warn_of_coding(headers, worker);
+        if let Some(coding) = content_coding(headers) {
+            warn_of_coding(&coding, worker);
             return Self::Ignored { failed: false };
         }
         let kind = headers.get(header::CONTENT_TYPE);
@@ -73,13 +73,13 @@ fn warn_of_hidden_body() {
     }
 }
 
-fn warn_of_coding(headers: &HeaderMap, worker: Option<WorkerId>) {
+fn warn_of_coding(coding: &str, worker: Option<WorkerId>) {
     static LINES: LogLimit = LogLimit::new(WARN_INTERVAL);
     if let Some(suppressed) = LINES.due() {
-        let (coding, worker) = (headers.get(header::CONTENT_ENCODING), worker.map(tracing::field::display));
+        let worker = worker.map(tracing::field::display);
         tracing::warn!(
             worker,
-            ?coding,
+            coding,
             suppressed,
             "tokens of an answer are not counted: it has a content coding that was not asked for"
         );

@@ -3,12 +3,15 @@
 use http::HeaderMap;
 use pointsman_orchestration::{Admission, MAX_OUTPUT_ESTIMATE, estimated_output};
 use pointsman_routing::RoutingRequest;
-use pointsman_workers::ModelName;
+use pointsman_workers::{ModelName, Snapshot};
 
 use super::Account;
 use crate::{
-    budget::Share, openai::error::ApiError, openai::rate_limit::Exceeded, openai::request::Endpoint,
-    state::State, tenant_limits::Reservation,
+    budget::Share,
+    openai::error::ApiError,
+    openai::rate_limit::Exceeded,
+    openai::request::Endpoint,
+    tenant_limits::{Reservation, TenantLimits},
 };
 
 /// Prompt tokens that a request may have beyond what the gateway expected, at least: an image is a short
@@ -49,13 +52,12 @@ impl Account {
     /// [`ApiError::TenantLimit`]: a limit does not allow the request.
     pub(crate) fn reserve(
         &mut self,
-        state: &State,
+        limits: &TenantLimits,
         tenant: Option<u64>,
         model: &ModelName,
+        workers: &Snapshot,
     ) -> Result<(), ApiError> {
-        let Some(limits) = &state.tenant_limits else { return Ok(()) };
-        let workers = state.registry.snapshot();
-        let reserved = limits.reserve(&mut self.quota.reservation, tenant, model, &workers);
+        let reserved = limits.reserve(&mut self.quota.reservation, tenant, model, workers);
         reserved.map_err(ApiError::TenantLimit)
     }
 

@@ -12,6 +12,7 @@ fn at_ms(times: &[&str]) -> Result<Vec<u128>, String> {
 fn o10_6_times_may_be_dates_and_numbers_may_be_in_quotes() {
     let dates =
         [r#""2023-04-09T00:02:53""#, r#""2023-04-09 00:02:54.5+00:00""#, r#""2023-04-09T02:02:55+02:00""#];
+    // O10.6
     assert_eq!(at_ms(&dates).unwrap(), [0, 1_500, 2_000]);
     assert_eq!(at_ms(&[r#""0""#, r#"" 1500.0 ""#, "2000"]).unwrap(), [0, 1_500, 2_000]);
     let error = at_ms(&[r#""09/04/2023 00:02""#]).unwrap_err();
@@ -51,6 +52,7 @@ fn o10_4_a_high_rate_from_a_date_on_is_no_doubt_about_the_unit() {
 fn o10_7_a_line_that_is_cut_off_is_called_so() {
     for length in [LINE.len() - 1, 30, 17, 5] {
         let error = parse(&format!("{LINE}\n{}", &LINE[..length]), false).unwrap_err().to_string();
+        // O10.7
         assert!(error.starts_with("trace, line 2: the JSON object is cut off: EOF while parsing"), "{error}");
         assert!(error.ends_with("; --skip-bad leaves such lines out"), "{error}");
     }
@@ -64,6 +66,7 @@ fn o10_8_fields_that_the_simulation_drops_are_named_once() {
     let note =
         "fields of the trace without effect: `Images`, `lora_id`; the simulation has no adapters, images, ";
     let found = notes(&format!("{LINE}\n{set}{set}"));
+    // O10.8
     assert!(found.len() == 1 && found[0].starts_with(note), "{found:?}");
     let unset = with(r#""lora_id": null, "images": [], "adapter": "", "has_audio": false, "num_images": 0"#);
     assert!(notes(&unset).is_empty() && notes(&with(r#""model": "image-lora""#)).is_empty());
