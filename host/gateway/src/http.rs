@@ -68,7 +68,7 @@ use connected::Service;
 pub(crate) use request_id::{add_request_id, request_id};
 
 /// Paths of OpenAI's API that would be taken for ids of responses. No worker is called on them.
-const NOT_RESPONSES: [&str; 2] = ["/v1/responses/compact", "/v1/responses/input_tokens"];
+pub(crate) const NOT_RESPONSES: [&str; 2] = ["/v1/responses/compact", "/v1/responses/input_tokens"];
 
 /// How long a browser may remember what it is allowed.
 const PREFLIGHT_AGE: Duration = Duration::from_secs(600);

@@ -38,7 +38,9 @@ mod tests {
 
     #[test]
     fn every_route_is_in_the_documents_and_no_other() {
-        let (clients, admin) = (routed(&crate::http::endpoints()), routed(&crate::admin::endpoints()));
+        let (mut clients, admin) = (routed(&crate::http::endpoints()), routed(&crate::admin::endpoints()));
+        // Their routes say that there is nothing.
+        clients.retain(|path| !crate::http::NOT_RESPONSES.contains(&path.as_str()));
         // Fails if the debug text changes: then nothing would be compared.
         assert!(clients.contains("/v1/models/{id}") && admin.contains("/workers/{id}/drain"), "{clients:?}");
         // O4.1
