@@ -358,6 +358,32 @@ async fn e1_a_client_that_leaves_a_whole_answer_whose_handoff_is_still_pulled_st
 }
 
 #[tokio::test]
+async fn e1_a_client_that_leaves_while_its_request_waits_in_decode_strands_nothing() {
+    let one = SimConfig { max_num_seqs: 1, ..paced(Role::Decode) };
+    let cluster =
+        TestClusterBuilder::new().sim_with(paced(Role::Prefill), "").sim_with(one, "").start().await.unwrap();
+    let leaves = async {
+        let waits = |cluster: &TestCluster| cluster.sims[1].state().waiting == 1;
+        cluster
+            .until("decode runs the first one", |cluster| cluster.sims[1].state().running == 1)
+            .await
+            .unwrap();
+        tokio::select! {
+            reply = cluster.client.post(CHAT, &[], chat(false, 5_000)) => panic!("it was answered: {reply:?}"),
+            seen = cluster.until("the second one waits", waits) => seen.unwrap(),
+        }
+    };
+    // The first one takes 4 s.
+    let (first, ()) = tokio::join!(cluster.client.post(CHAT, &[], chat(false, 400)), leaves);
+    assert_eq!(first.unwrap().status, 200);
+    cluster.until("decode is free", |cluster| cluster.sims[1].state().running == 0).await.unwrap();
+    cluster.at_rest().await.unwrap();
+    let (prefill, decode) = (cluster.sims[0].state(), cluster.sims[1].state());
+    // E1.6
+    assert_eq!((prefill.pinned_blocks, prefill.stranded, decode.handoffs.pulled), (0, 0, 2));
+}
+
+#[tokio::test]
 async fn e1_an_sglang_pair_whose_client_left_is_aborted() {
     let slow = |role| SimConfig {
         overhead: Duration::from_secs(1),

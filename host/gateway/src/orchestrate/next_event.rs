@@ -96,7 +96,7 @@ impl Drive {
         match alarm {
             Alarm::Estimate => self.advance_estimate(),
             Alarm::Stale => self.expire(),
-            Alarm::Consumed => return Some(Event::FirstToken),
+            Alarm::Consumed => return self.is_consumed().then_some(Event::FirstToken),
             Alarm::Deadline => {
                 if self.runs.answering.call.is_some() {
                     self.warn_of_whole(REQUEST);

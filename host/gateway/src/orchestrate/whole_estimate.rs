@@ -2,7 +2,7 @@
 
 use pointsman_orchestration::{Event, MAX_OUTPUT_ESTIMATE};
 use pointsman_routing::RoutingRequest;
-use pointsman_workers::{Booking, Estimate, Leg};
+use pointsman_workers::{Booking, EngineLoad, Estimate, Leg};
 use tokio::time::{Duration, Instant};
 
 use super::Drive;
@@ -22,6 +22,8 @@ pub(super) struct WholeEstimate {
     from: Option<Instant>,
     /// When the estimate changes next.
     due: Option<Instant>,
+    /// When the engine was last seen to have requests that wait, of which this may be one.
+    queued: Option<Instant>,
 }
 
 impl WholeEstimate {
@@ -37,7 +39,7 @@ impl WholeEstimate {
         let computes_prompt = leg.computes_prompt();
         let sequences = if request.endpoint.generates() { request.items() } else { 0 };
         let estimate = booking.estimate(computes_prompt, sequences, Some(most));
-        let mut whole = Self { estimate, computes_prompt, from: None, due: None };
+        let mut whole = Self { estimate, computes_prompt, from: None, due: None, queued: None };
         if let Some(from) = from {
             whole.begins(from);
         }
@@ -75,7 +77,19 @@ impl WholeEstimate {
     fn consumed_at(&self, lease: Duration) -> Option<Instant> {
         let longest = lease.max(MIN_CONSUMED);
         let first_token = self.estimate.duration(0);
-        self.from.map(|from| from + (first_token * CONSUMED_AFTER).clamp(MIN_CONSUMED, longest))
+        let after = (first_token * CONSUMED_AFTER).clamp(MIN_CONSUMED, longest);
+        self.from.map(|from| (self.queued.unwrap_or(from) + after).min(from + longest))
+    }
+
+    /// Notes whether the request may still wait in its engine, of which `load` is known: then it has not its
+    /// first token.
+    fn may_wait(&mut self, load: Option<EngineLoad>) -> bool {
+        let (Some(from), Some(load)) = (self.from, load) else { return false };
+        let may_wait = load.read_at < from || load.waiting.is_some_and(|waiting| waiting > 0);
+        if may_wait {
+            self.queued = Some(Instant::now());
+        }
+        may_wait
     }
 
     /// The answer arrived, with this many tokens if its engine reported them.
@@ -115,6 +129,14 @@ impl Drive {
     pub(super) fn consumed_at(&self) -> Option<Instant> {
         let prefill = self.candidate(Leg::Prefill).filter(|_| self.legs.generates_for_handoff())?;
         self.estimate.as_ref()?.consumed_at(prefill.worker.spec().handoff_lease())
+    }
+
+    /// Returns whether the handoff of a whole answer that no client waits for is consumed now: decode does not
+    /// wait in its engine, or the lease of the handoff is over.
+    pub(super) fn is_consumed(&mut self) -> bool {
+        let load = self.candidate(self.answering()).and_then(|decode| decode.load().view().engine_load());
+        let may_wait = self.estimate.as_mut().is_some_and(|estimate| estimate.may_wait(load));
+        !may_wait || self.consumed_at().is_some_and(|due| due <= Instant::now())
     }
 
     /// The prefill worker is done, so that the other one begins.
