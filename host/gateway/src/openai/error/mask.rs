@@ -14,6 +14,9 @@ const HIDDEN: &[u8] = b"[hidden]";
 const MAX_LOOKUPS: usize = 16;
 /// Longest IPv6 address as text, bytes.
 const MAX_IPV6: usize = 39;
+/// Number of bytes of a value or a list that tell whether it is one. What is hidden may be longer. It bounds
+/// how often a byte is looked at.
+const MAX_LOOK: usize = 256;
 /// Names whose value is taken out.
 const KEYS: [&[u8]; 9] = [
     b"bootstrap_room",
@@ -228,13 +231,13 @@ impl Mask<'_> {
         let open = self.run(colon + usize::from(separator.is_some()), is_blank);
         let from = self.run(open, is_quote);
         let is_list = from == open && self.text.get(from) == Some(&b'[');
-        let to = if is_list {
-            self.list_end(from)
+        let look = self.slice(from, from.saturating_add(MAX_LOOK).min(self.text.len()));
+        let value = if is_list {
+            look
         } else {
-            self.run(from, |byte| is_of_name(byte) || byte == b':')
+            look.get(..look.iter().take_while(|byte| is_of_value(**byte)).count()).unwrap_or_default()
         };
-        let to = if is_list || from > open { to } else { from + without_dots(self.slice(from, to)).len() };
-        let value = self.slice(from, to);
+        let value = if is_list || from > open { value } else { without_dots(value) };
         let is_nothing = matches!(value, b"" | b"None" | b"null" | b"True" | b"False" | b"true" | b"false");
         // Words may follow the name in a sentence.
         let is_value = match separator {
@@ -245,23 +248,49 @@ impl Mask<'_> {
         if is_nothing || !is_value {
             return None;
         }
+        let to = match is_list {
+            true if self.slice(end, behind_quote) == b"\"" => self.json_list_end(from),
+            true => self.list_end(from),
+            false if value.len() < MAX_LOOK => from + value.len(),
+            false => self.run(from, is_of_value),
+        };
         self.hide(from, to, behind_quote > end && from == open);
         Some(to)
     }
 
-    /// The end of the list that begins at `from`.
-    fn list_end(&self, from: usize) -> usize {
-        let mut open = 0_usize;
+    /// The end of the list of JSON that begins at `from`. Its texts may have brackets.
+    fn json_list_end(&self, from: usize) -> usize {
+        let (mut open, mut in_text, mut is_escaped) = (0_usize, false, false);
         let ends = |byte: &u8| {
-            open = match byte {
-                b'[' => open + 1,
-                b']' => open - 1,
-                _ => open,
-            };
+            match byte {
+                _ if is_escaped => is_escaped = false,
+                b'\\' => is_escaped = true,
+                b'"' => in_text = !in_text,
+                b'[' if !in_text => open += 1,
+                b']' if !in_text => open -= 1,
+                _ => {}
+            }
             open == 0
         };
         let list = self.text.get(from..).unwrap_or_default();
         list.iter().position(ends).map_or(self.text.len(), |length| from + length + 1)
+    }
+
+    /// The end of the list that begins at `from` within a text: it may be cut off. The text may be one of
+    /// JSON, which has to end as it did.
+    fn list_end(&self, from: usize) -> usize {
+        let mut open = 0_usize;
+        for (at, byte) in self.text.iter().enumerate().skip(from) {
+            match byte {
+                b'[' => open += 1,
+                b']' if open == 1 => return at + 1,
+                b']' => open -= 1,
+                b',' | b' ' | b'\'' => {}
+                other if is_of_name(*other) => {}
+                _ => return at,
+            }
+        }
+        self.text.len()
     }
 
     /// Whether the client sent the text from `from` to `to` itself.
@@ -297,6 +326,11 @@ impl Mask<'_> {
 /// Whether a byte may be part of the name of a host, or of a key.
 fn is_of_name(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_')
+}
+
+/// Whether a byte may be part of a value.
+fn is_of_value(byte: u8) -> bool {
+    is_of_name(byte) || byte == b':'
 }
 
 /// A name without the dots and colons behind it, which end a sentence.
