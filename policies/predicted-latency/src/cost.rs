@@ -14,7 +14,7 @@ const SLOWNESS: (f32, f32) = (0.25, 4.0);
 const LONGEST_AGE_MS: f32 = 1_000.0;
 
 /// Number of a request's lives for which a copy of a prompt is expected to stay in a cache.
-const COPY_LIFE: f32 = 8.0;
+const COPY_LIFE: f32 = 3.0;
 
 /// Settings of the operator.
 #[derive(Clone, Copy, Debug, Deserialize)]
@@ -194,7 +194,8 @@ impl Settings {
         if like > 0 && copies > 0 {
             each = COPY_LIFE * mean(like, copies + 1);
             let of_copies = costs.iter().zip(own);
-            load = smallest(of_copies.map(|(cost, own)| if *own < half { *cost } else { f32::MAX }));
+            let of_copies = of_copies.map(|(cost, own)| if *own < half { *cost } else { 0.0 });
+            load = of_copies.fold(0.0, |sum, cost| sum + cost) / single(copies);
             above = load - average(costs);
         }
         for ((cost, own), requests) in costs.iter_mut().zip(own).zip(columns.requests) {
