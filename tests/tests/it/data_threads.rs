@@ -70,8 +70,9 @@ async fn several_data_threads_share_the_requests_and_lose_none() {
         builder = builder.sim(Dialect::Vllm, role);
     }
     let cluster = builder.start().await.unwrap();
+    // They start when the workers were asked (N10.1).
+    cluster.until("the threads run", |_| data_threads().len() == THREADS).await.unwrap();
     let before = data_threads();
-    assert_eq!(before.len(), THREADS, "{before:?}");
     let mut clients = JoinSet::new();
     for number in 0..CLIENTS {
         // A client of its own has connections of its own, which the threads accept in turn.
