@@ -32,6 +32,7 @@ use body::ObservedCall;
 pub(crate) use body::{Body, collect, read_within};
 pub(crate) use call_context::CallContext;
 pub(crate) use call_error::CallError;
+#[cfg(feature = "ext-proc")]
 pub(crate) use content_coding::content_coding;
 pub(crate) use destination::Destination;
 use destination::Parts;

@@ -131,8 +131,8 @@ impl Drive {
         self.estimate.as_ref()?.consumed_at(prefill.worker.spec().handoff_lease())
     }
 
-    /// Returns whether the handoff of a whole answer that no client waits for is consumed now: decode does not
-    /// wait in its engine, or the lease of the handoff is over.
+    /// Returns whether the handoff of a whole answer that no client waits for is consumed now: decode does
+    /// not wait in its engine, or the lease of the handoff is over.
     pub(super) fn is_consumed(&mut self) -> bool {
         let load = self.candidate(self.answering()).and_then(|decode| decode.load().view().engine_load());
         let may_wait = self.estimate.as_mut().is_some_and(|estimate| estimate.may_wait(load));
