@@ -79,7 +79,7 @@ impl Outbox {
         }
     }
 
-    /// Sets the most bytes that the server takes in a message; at least [`MIN_PAYLOAD`] are used.
+    /// Sets the most bytes that the server takes in a message; 4 KiB are used at least.
     pub fn set_limit(&mut self, max_payload: usize) {
         self.limit = max_payload.clamp(MIN_PAYLOAD, MAX_PAYLOAD);
     }
