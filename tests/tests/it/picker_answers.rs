@@ -98,7 +98,7 @@ async fn r2_a_coded_answer_is_no_failure() {
     carried.answer_head_with(&[EVENTS, ("content-encoding", "identity")]).unwrap();
     carried.answer_body(format!("{FIRST}{REST}").as_bytes(), true).unwrap();
     drained(carried).await;
-    // R2.11: this is none
+    // R2.11: `identity` is no content coding
     assert_eq!(parts(&outcome(&cluster).await), (Some(200), Some("ok"), Some(1)));
 }
 

@@ -161,7 +161,7 @@ impl EngineTokens {
     /// out, from time to time.
     ///
     /// # Errors
-    /// A stable label: there is none.
+    /// No worker is left. The error is a stable label.
     fn candidate(
         self: &Arc<Self>,
         model: &ModelName,

@@ -17,7 +17,7 @@ pub(super) struct Parents {
 }
 
 impl Parents {
-    /// Returns whether this parent, which is not stored, means that there is none.
+    /// Returns whether this hash, which no stored block has, says that a block has no parent.
     pub(super) fn is_none(&self, parent: u64) -> bool {
         parent == NO_PARENT && self.are_named && !self.has_zero
     }

@@ -36,7 +36,7 @@ impl RoleLabels {
         Ok(())
     }
 
-    /// Forgets an object that is gone.
+    /// Forgets an object that was deleted.
     pub(super) fn forget(&mut self, name: &str) {
         self.0.remove(name);
     }

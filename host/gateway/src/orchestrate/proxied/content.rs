@@ -67,8 +67,8 @@ fn warn_of_hidden_body() {
     static LINES: LogLimit = LogLimit::new(WARN_INTERVAL);
     if LINES.due().is_some() {
         tracing::warn!(
-            "response_body_mode of ext_proc is NONE: tokens are not counted, and engines look idle that are \
-             not; set FULL_DUPLEX_STREAMED"
+            "response_body_mode of ext_proc is NONE: tokens are not counted, and busy engines look idle; set \
+             FULL_DUPLEX_STREAMED"
         );
     }
 }
