@@ -97,12 +97,15 @@ impl Worker {
     /// Returns the longest context of a model, tokens, if the engine reports it.
     #[must_use]
     pub fn context_length(&self, model: &ModelName) -> Option<u32> {
-        self.state.context_lengths.load().get(model.as_str()).copied()
+        let lengths = self.state.context_lengths.load();
+        let at = lengths.binary_search_by(|(name, _)| name.as_str().cmp(model.as_str())).ok()?;
+        lengths.get(at).map(|(_, length)| *length)
     }
 
     /// Stores the longest context of each model that the engine reports. Returns true if one changed.
-    pub(crate) fn set_context_lengths(&self, lengths: Vec<(String, u32)>) -> bool {
-        let new = Arc::new(lengths.into_iter().collect());
+    pub(crate) fn set_context_lengths(&self, mut lengths: Vec<(String, u32)>) -> bool {
+        lengths.sort_unstable();
+        let new = Arc::new(lengths);
         let earlier = self.state.context_lengths.swap(Arc::clone(&new));
         earlier != new
     }

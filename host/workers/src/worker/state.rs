@@ -1,12 +1,9 @@
 //! State of a worker that does not depend on its description. A worker with another description of the same
 //! engine shares it: requests that began before the change report to the same state.
 
-use std::{
-    collections::HashMap,
-    sync::{
-        Arc, Weak,
-        atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64},
-    },
+use std::sync::{
+    Arc, Weak,
+    atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64},
 };
 
 use arc_swap::{ArcSwap, ArcSwapOption};
@@ -57,8 +54,8 @@ pub(super) struct State {
     pub(super) facts: ArcSwap<EngineFacts>,
     /// Whether the facts say that the engine has no prefix cache.
     pub(super) lacks_prefix_cache: AtomicBool,
-    /// Longest context of each of the engine's models, tokens.
-    pub(super) context_lengths: ArcSwap<HashMap<String, u32>>,
+    /// Longest context of each of the engine's models, tokens, in the order of their names.
+    pub(super) context_lengths: ArcSwap<Vec<(String, u32)>>,
     pub(super) contradiction: ArcSwapOption<Contradiction>,
     /// Engine ids by rank. Only vLLM with Mooncake has them.
     pub(super) engine_ids: ArcSwapOption<Vec<String>>,
