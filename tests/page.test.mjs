@@ -167,6 +167,8 @@ test("a cost of predicted-latency is split into its terms, also with a measured 
   assert.deepEqual(parts(predicted([500, 1500], { "itl-ewma-us": [10000, 30000] }, "decode")).map(({ compute }) => compute), [500, 1500]);
   assert.deepEqual(parts(predicted([500, 1333.333], { "itl-ewma-us": [10000, 30000], "prefill-us-per-ktoken": [10000, 20000] }, "aggregated")).map((part) => part?.compute ?? null), [null, 1333]);
   assert.deepEqual(parts(predicted([2000, 1480], { "decode-blocks": [0, 20], "active-requests": [0, 2], "cached-blocks-device": [0, 6] }, "prefill", { answer: 1024000 })), [null, { compute: 400, before: 0, heldBar: 640, active: 440 }]);
+  request["track-prefill-tokens"] = 0;
+  assert.deepEqual(parts(predicted([280, 200], { "decode-blocks": [10, 20], "cached-blocks-device": [0, 8] }, "decode")), [{ compute: 200, before: 0, heldBar: 80, active: 0 }, { compute: 40, before: 0, heldBar: 160, active: 0 }], "what is transferred");
 });
 
 test("a receipt shows its sentences, candidates with facts, and what the shadow would have chosen", () => {

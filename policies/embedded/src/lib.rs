@@ -29,7 +29,7 @@ pub const NAMES: &str = "kv-aware, predicted-latency, queue-kv-prefix, cache-awa
 #[must_use]
 pub fn default_of(slot: &str) -> &'static str {
     match slot {
-        "aggregated" => "predicted-latency",
+        "decode" | "aggregated" => "predicted-latency",
         "decode-override" => "predicted-disagg",
         _ => "kv-aware",
     }

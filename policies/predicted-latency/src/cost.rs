@@ -30,6 +30,8 @@ pub struct Settings {
     pub context_weight: f32,
     /// Tokens by which the context of an active request still grows, on average.
     pub growth_tokens: f32,
+    /// Computed prompt tokens that take as long as the transfer of one token's KV to a decode worker.
+    pub transfer_weight: f32,
     /// Length of an answer, tokens, for which `shared-weight` and `context-weight` hold; 0: for any.
     pub output_tokens: f32,
     /// Share of the measured difference of speed between workers that counts.
@@ -46,6 +48,7 @@ impl Default for Settings {
             shared_weight: 0.03,
             context_weight: 0.08,
             growth_tokens: 500.0,
+            transfer_weight: 0.2,
             output_tokens: 256.0,
             speed_trust: 1.0,
             explore: 0.03,
@@ -65,6 +68,7 @@ impl Settings {
             ("shared-weight", self.shared_weight),
             ("context-weight", self.context_weight),
             ("growth-tokens", self.growth_tokens),
+            ("transfer-weight", self.transfer_weight),
             ("output-tokens", self.output_tokens),
         ];
         // The largest cost stays far below the largest single.
@@ -136,6 +140,8 @@ impl Settings {
         let mut costs: Vec<f32> = later.collect();
         if prompt.computes {
             self.add_prefill(prompt, columns, &mut costs);
+        } else {
+            self.add_transfer(prompt, columns, &mut costs);
         }
         self.add_wait_for_batch(prompt, columns, &mut costs);
         costs
@@ -158,6 +164,15 @@ impl Settings {
             if *queue > 0 && *running > 0 && without_room > 0.0 && trust > 0.0 {
                 *cost += trust * answer * without_room / single(*running);
             }
+        }
+    }
+
+    /// Adds the transfer of what each worker lacks of the prompt. A worker that decoded the last answer of a
+    /// session has most of the next prompt.
+    fn add_transfer(&self, prompt: &Prompt, columns: &Columns<'_>, costs: &mut [f32]) {
+        for (cost, cached) in costs.iter_mut().zip(columns.cached[0]) {
+            let lacking = prompt.tokens - single(*cached) * prompt.block;
+            *cost += if lacking > 0.0 { self.transfer_weight * lacking } else { 0.0 };
         }
     }
 

@@ -45,7 +45,7 @@ fn all_shipped_cases_pass_on_the_compiled_component() {
     for (name, cases) in [
         ("least-loaded", 6),
         ("kv-aware", 7),
-        ("predicted-latency", 24),
+        ("predicted-latency", 25),
         ("queue-kv-prefix", 29),
         ("cache-aware", 17),
         ("longest-prefix", 10),

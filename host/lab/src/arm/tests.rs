@@ -61,5 +61,5 @@ fn an_arm_is_a_native_mode_or_policies_that_fit_together() {
         [&legs[..], &["conditional-disagg"]].concat()
     );
     // G4.3
-    assert_eq!(names("default"), ["kv-aware", "kv-aware", "predicted-latency", "predicted-disagg"]);
+    assert_eq!(names("default"), ["kv-aware", "predicted-latency", "predicted-latency", "predicted-disagg"]);
 }

@@ -4,5 +4,6 @@ mod agent_programs;
 mod closed_loop;
 mod gateways;
 mod hot_prompt;
+mod pair_sessions;
 mod scale_figures;
 mod simulation;

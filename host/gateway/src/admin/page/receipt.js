@@ -10,9 +10,9 @@ const FIRST = 10;
 /** Columns of facts. */
 const MAX_FACTS = 5;
 const PARTS = ["compute", "before", "heldBar", "active"];
-const PART_NAMES = { compute: "to compute", before: "waiting before it", heldBar: "held", active: "requests" };
+const PART_NAMES = { compute: "to compute or transfer", before: "waiting before it", heldBar: "held", active: "requests" };
 /** Default settings of predicted-latency. A receipt does not have the settings. */
-const PREDICTED = { step: 1000, delayed: 0.25, shared: 0.03, context: 0.08, growth: 500, output: 256 };
+const PREDICTED = { step: 1000, delayed: 0.25, shared: 0.03, context: 0.08, growth: 500, transfer: 0.2, output: 256 };
 /** Policies whose costs are split, and the unit of the costs. */
 const UNITS = { "kv-aware": "blocks", "predicted-latency": "prompt tokens" };
 
@@ -67,10 +67,11 @@ const length = (stage) => Math.max(1, Number(stage.state?.answer ?? 0) / 1000 / 
 
 function predictedParts(of, own, cached, leg, length) {
   const block = Math.max(1, of("block-size")), prompt = of("prompt-tokens"), requests = own("active-requests"), waiting = own("active-prefill-tokens");
-  const growth = leg === "prefill" ? 0 : PREDICTED.growth, scale = of("track-prefill-tokens") ? of("prefill-load-scale") : 0;
+  const growth = leg === "prefill" ? 0 : PREDICTED.growth, computes = of("track-prefill-tokens") > 0, scale = computes ? of("prefill-load-scale") : 0;
   const compute = Math.max(1, prompt - cached * block);
+  const transfer = PREDICTED.transfer * Math.max(0, prompt - own("cached-blocks-device") * block);
   return {
-    compute: scale * compute, before: scale * (waiting + (waiting > 0 ? PREDICTED.step : 0)),
+    compute: computes ? scale * compute : transfer, before: scale * (waiting + (waiting > 0 ? PREDICTED.step : 0)),
     heldBar: length * PREDICTED.context * (own("decode-blocks") * block + growth * requests),
     active: scale * requests * (PREDICTED.delayed * compute + length * PREDICTED.shared * prompt) + of("active-request-weight") * block * requests,
   };

@@ -34,7 +34,7 @@ const TEXTS = {
   waiting: "Prompt tokens booked on the candidate whose prefill has not completed.",
   held: "Blocks of KV cache booked on the candidate.",
   cost: "The policy's own figure for each candidate; the lowest is chosen. Its unit is the policy's: kv-aware counts blocks, predicted-latency prompt tokens that take as long to compute.",
-  compute: "Part of this prompt that is not cached on the candidate and has to be computed there.",
+  compute: "Part of this prompt that is not cached on the candidate: it has to be computed there, or on a decode leg transferred to it.",
   before: "Prompts that wait for their prefill on the candidate.",
   heldBar: "KV cache that the candidate would hold with this request, times its weight.",
   active: "Requests booked on the candidate, times the weight active-request-weight; with predicted-latency also their delay by this prompt.",

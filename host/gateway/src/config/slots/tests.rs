@@ -47,7 +47,7 @@ fn g4_an_empty_configuration_runs_the_default_policies() {
     // G4.1
     assert_eq!(
         [SlotKind::Prefill, SlotKind::Decode, SlotKind::Aggregated].map(name),
-        ["kv-aware", "kv-aware", "predicted-latency"].map(str::to_owned)
+        ["kv-aware", "predicted-latency", "predicted-latency"].map(str::to_owned)
     );
     // G4.2
     assert_eq!(name(SlotKind::DecodeOverride), "predicted-disagg");
