@@ -36,6 +36,7 @@ mod pace;
 mod parse;
 mod process;
 mod read_facts;
+mod speaks_tls;
 mod stuck;
 
 use ask_health::pause_path;

@@ -1,20 +1,22 @@
 //! TLS towards engines: whom the gateway trusts, what it says when it does not, and that nothing falls back
 //! to plain text.
 
-use std::{sync::Arc, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use pointsman_gateway::config::{Config, Model, TokenSource, UpstreamTls};
 use pointsman_sim::{Dialect, Role, Sim, SimConfig, SimHandle};
 use pointsman_tests::{
-    Client, TestCluster, TestClusterBuilder,
+    Act, Client, RawEngine, TestCluster, TestClusterBuilder,
     tls::{Authority, Issued, Leaf, TlsFiles},
     tls_proxy::TlsProxy,
 };
 use pointsman_workers::{Worker, WorkerSpec};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpListener, TcpStream},
     time::{Instant, sleep},
 };
+use tokio_util::task::TaskTracker;
 
 const CHAT: &str =
     r#"{"model":"tiny","stream":true,"max_tokens":8,"messages":[{"role":"user","content":"x"}]}"#;
@@ -263,4 +265,64 @@ async fn j4_changed_files_serve_new_connections_and_end_no_stream() {
     // J4.6: the stream that began before
     assert_eq!(last, "[DONE]");
     cluster.at_rest().await.unwrap();
+}
+
+/// What a server with TLS does with a connection that begins without it.
+#[derive(Clone, Copy, Debug)]
+enum Untold {
+    Closes,
+    /// nginx and its like.
+    Answers400,
+}
+
+/// Starts a server that passes connections with TLS to `tls`.
+async fn before(tls: SocketAddr, untold: Untold) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let tasks = TaskTracker::new();
+    let serve = move |mut client: TcpStream| async move {
+        let mut first = [0];
+        client.peek(&mut first).await.unwrap();
+        if first == [0x16] {
+            let mut server = TcpStream::connect(tls).await.unwrap();
+            let _ = tokio::io::copy_bidirectional(&mut client, &mut server).await;
+        } else if matches!(untold, Untold::Answers400) {
+            let _ = client.read(&mut [0; 1024]).await;
+            let _ = client.write_all(b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\n\r\n").await;
+        } else {
+            let _ = client.read(&mut [0; 1024]).await;
+        }
+    };
+    tasks.clone().spawn(async move {
+        while let Ok((client, _)) = listener.accept().await {
+            tasks.spawn(serve(client));
+        }
+    });
+    address
+}
+
+#[tokio::test]
+async fn j4_an_engine_with_tls_whose_url_has_none_is_told_from_one_that_does_not_answer() {
+    let authority = Authority::new().unwrap();
+    let engine = Engine::start(&authority.server().unwrap(), None).await;
+    let cluster = cluster(|_| {}).await;
+    let tls = engine.proxy.address;
+    for address in [tls, before(tls, Untold::Closes).await, before(tls, Untold::Answers400).await] {
+        let spec = WorkerSpec::parse_flag(&format!("role=aggregated,engine=vllm,url=http://{address}"));
+        let spec = spec.unwrap();
+        let id = spec.id;
+        let shown = problem_of(&cluster, spec).await;
+        let told = "the engine speaks TLS here: begin the worker's url with https://";
+        // J4.9
+        assert!(shown.contains(told), "{shown}");
+        let status = cluster.admin.get("/status").await.unwrap().json().unwrap()["reasons"].to_string();
+        assert!(status.contains(told), "{status}");
+        assert_eq!(engine.sim.state().requests.len(), 0);
+        cluster.gateway.state().registry.remove(id);
+    }
+    let silent = RawEngine::start(|_| vec![Act::Close]).await.unwrap();
+    let flag = format!("role=aggregated,engine=vllm,url=http://{}", silent.address);
+    let shown = problem_of(&cluster, WorkerSpec::parse_flag(&flag).unwrap()).await;
+    // J4.9
+    assert!(shown.contains("connection closed before message completed"), "{shown}");
 }

@@ -31,6 +31,7 @@ use tower_service::Service;
 
 use crate::{
     os_errors::{causes, is_local_shortage, is_refused},
+    probe::speaks_tls,
     resolver::{MAX_TRIED, Resolver, Unresolved},
     spec::WorkerSpec,
     tls::{EngineTls, server_name, tls_problem},
@@ -142,9 +143,22 @@ impl Response {
     }
 }
 
+/// Returns whether an engine with TLS would answer so to a request without it.
+fn may_need_tls(called: &Result<Answered, Response>) -> bool {
+    match called {
+        Ok(answered) => answered.status == StatusCode::BAD_REQUEST,
+        Err(problem) => matches!(problem, Response::Failed(_)),
+    }
+}
+
 /// Returns whether a status says that the engine asks for a key, or for another one.
 fn is_key_refused(status: StatusCode) -> bool {
     matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN)
+}
+
+/// Returns what caused an error: the client itself only says which step failed.
+fn first_cause(error: &(dyn Error + 'static)) -> String {
+    causes(error).last().unwrap_or(error).to_string()
 }
 
 impl Service<Name> for WorkerNames {
@@ -195,7 +209,11 @@ impl ProbeClient {
         limit: Duration,
     ) -> (Response, Option<SocketAddr>) {
         let call = self.call((Method::GET, url), key, Bytes::new(), max_body);
-        let Answered { status, body, connection } = match tokio::time::timeout(limit, call).await {
+        let called = tokio::time::timeout(limit, call).await;
+        if called.as_ref().is_ok_and(may_need_tls) && self.needs_tls(url).await {
+            return (Response::Untrusted(format!("GET {url}: {}", speaks_tls::PROBLEM)), None);
+        }
+        let Answered { status, body, connection } = match called {
             Ok(Ok(answered)) => answered,
             Ok(Err(response)) => return (response, None),
             Err(_) => return (Response::TimedOut(format!("GET {url}: timed out after {limit:?}")), None),
@@ -212,6 +230,14 @@ impl ProbeClient {
             }
         };
         (response, connection)
+    }
+
+    /// Returns whether the engine speaks TLS although its URL says otherwise.
+    async fn needs_tls(&self, url: &str) -> bool {
+        match self {
+            Self::Plain(_, WorkerNames(names)) => speaks_tls::speaks_tls(url, names).await,
+            Self::Tls { .. } => false,
+        }
     }
 
     /// Sends POST with a JSON body and the worker's key, and reads an answer of at most `max_body` bytes
@@ -266,10 +292,10 @@ impl ProbeClient {
             if is_refused(&error) {
                 return Response::Refused(format!("{at}: connection refused"));
             }
-            let unresolved = || causes(&error).find_map(<dyn Error>::downcast_ref::<Unresolved>);
+            let unresolved = causes(&error).find_map(<dyn Error>::downcast_ref::<Unresolved>);
             match tls_problem(&error) {
                 Some(problem) => Response::Untrusted(format!("{at}: {problem}")),
-                None => failed(unresolved().map_or_else(|| error.to_string(), ToString::to_string)),
+                None => failed(unresolved.map_or_else(|| first_cause(&error), ToString::to_string)),
             }
         })?;
         let status = response.status();
