@@ -264,7 +264,7 @@ impl Probe {
                         self.log("healthy", "");
                     }
                 }
-                Ok(Checked::TimedOut(_)) if self.worker.works_since(since) => self.checks.excused(),
+                Ok(Checked::TimedOut(_)) if self.worker.works_since(since) => self.excused(),
                 Ok(Checked::TimedOut(problem)) | Err(problem) => self.failed(&problem),
             }
             let config = *self.config.borrow();

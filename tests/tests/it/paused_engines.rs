@@ -145,3 +145,36 @@ async fn b6_a_vllm_engine_that_does_not_know_the_question_is_not_asked_again() {
     assert_eq!(engines[0].asked.load(Ordering::SeqCst), 1);
     assert_eq!(first(&cluster), None);
 }
+
+#[tokio::test]
+async fn b6_an_sglang_engine_that_is_neither_ready_nor_healthy_gets_no_request_in_between() {
+    let fails = Arc::new(AtomicBool::new(false));
+    let failing = fails.clone();
+    let unavailable = || Act::Send(status("503 Service Unavailable", ""));
+    let engine = RawEngine::start(move |request: &RawRequest| match request.line.as_str() {
+        "GET /ready" if failing.load(Ordering::SeqCst) => vec![unavailable()],
+        "GET /health_generate" => vec![Act::Pause(Duration::from_millis(200)), unavailable()],
+        "GET /v1/models" => vec![Act::Send(json_answer(r#"{"data":[{"id":"m","owned_by":"sglang"}]}"#))],
+        line => vec![Act::Send(sglang(line, false))],
+    })
+    .await
+    .unwrap();
+    let flag = format!("role=aggregated,engine=sglang,url=http://{}", engine.address);
+    let spec = WorkerSpec::parse_flag(&flag).unwrap();
+    let cluster = TestClusterBuilder::new().config(|config| config.workers.push(spec)).start().await.unwrap();
+    cluster.until("it is eligible", |cluster| first(cluster).is_none()).await.unwrap();
+    fails.store(true, Ordering::SeqCst);
+    cluster.until("it is not", |cluster| first(cluster).is_some()).await.unwrap();
+    let mut seen = vec![];
+    while seen.last() != Some(&Some(Ineligible::Unhealthy)) {
+        let now = first(&cluster);
+        if seen.last() != Some(&now) {
+            seen.push(now);
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    // B6.8
+    assert_eq!(seen, [Some(Ineligible::EnginePaused), Some(Ineligible::Unhealthy)]);
+    fails.store(false, Ordering::SeqCst);
+    cluster.until("it is eligible again", |cluster| first(cluster).is_none()).await.unwrap();
+}

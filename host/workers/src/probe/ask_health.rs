@@ -61,13 +61,21 @@ impl Probe {
             _ => false,
         };
         if !answers {
-            self.note_paused(false);
+            // It gets no new request until the next check decides whether it is paused, unhealthy or neither.
             return answer;
         }
         let path = health_path(self.worker.spec().engine);
         let ready = self.health_at(path).await;
         self.note_paused(!matches!(ready, Response::Ok(_)));
         Response::Ok(Bytes::new())
+    }
+
+    /// The engine was too busy to answer a check. One that is not ready and works on requests is not paused.
+    pub(super) fn excused(&mut self) {
+        self.checks.excused();
+        if self.health_path != HEALTH {
+            self.note_paused(false);
+        }
     }
 
     /// Asks an engine without `/health` for its models. The URL of one that has neither is wrong, or leads to
