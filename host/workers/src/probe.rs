@@ -45,7 +45,7 @@ use figures::Figures;
 pub use health::HealthChecks;
 use health::{KeptConnection, health_path};
 use load::{Reported, Standstill};
-use pace::{Failing, spread};
+use pace::{Failing, changed, spread};
 use process::{metrics_path, sleep_path};
 use read_facts::Problem;
 use stuck::Watch;
@@ -256,6 +256,8 @@ impl Probe {
                     self.checks.answered();
                     stale = true;
                 }
+                // The engine may have ended after it answered. The next check begins at once.
+                Ok(Checked::Healthy) if self.worker.was_unreachable_since(checked) => {}
                 Ok(Checked::Healthy) => {
                     stale = false;
                     self.worker.activity().note_health(checked);
@@ -386,13 +388,6 @@ fn log_shortage(problem: &str) {
     static LINES: LogLimit = LogLimit::new(Duration::from_secs(1));
     if let Some(suppressed) = LINES.due() {
         tracing::error!(problem, suppressed, "probe not sent: raise the file descriptor limit (ulimit -n)");
-    }
-}
-
-/// Waits for a changed configuration; forever when none can come any more.
-async fn changed(config: &mut watch::Receiver<ProbeConfig>) {
-    if config.changed().await.is_err() {
-        std::future::pending().await
     }
 }
 

@@ -182,9 +182,10 @@ impl Worker {
         self.ranks.iter().map(|rank| rank.active_requests()).sum()
     }
 
-    /// Reports a failed connect. The worker is not chosen again until a health check succeeds, and one starts
-    /// at once.
+    /// Reports a failed connect. The worker is not chosen again until a health check succeeds that began
+    /// later, and one starts at once.
     pub fn note_connect_failed(&self) {
+        *self.state.unreachable.lock() = Some(Instant::now());
         self.set_health(Health::Unhealthy);
         self.note_restart();
     }
@@ -251,6 +252,18 @@ impl Worker {
     /// Returns whether the facts have to be read again, and forgets it.
     pub(crate) fn take_stale_facts(&self) -> bool {
         self.state.stale_facts.swap(false, Ordering::AcqRel)
+    }
+
+    /// Returns whether a connect has failed since then.
+    pub(crate) fn was_unreachable_since(&self, since: Instant) -> bool {
+        self.state.unreachable.lock().is_some_and(|at| at >= since)
+    }
+
+    /// Returns whether the engine, which broke a connection then, may have died: no health check that began
+    /// later has told yet.
+    #[must_use]
+    pub fn may_have_died(&self, broke: Instant) -> bool {
+        self.health() == Health::Healthy && !self.activity().passed_check_since(broke)
     }
 
     /// Starts to observe whether a request is answered while health checks fail.

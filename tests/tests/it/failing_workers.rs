@@ -3,7 +3,7 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -106,4 +106,34 @@ async fn f6_operators_see_that_a_failing_engine_resets_connections() {
         told.as_str().unwrap().starts_with("the last aggregated leg failed: connection failed: "),
         "{told}"
     );
+}
+
+#[tokio::test]
+async fn b8_a_health_check_that_began_before_a_failed_connect_does_not_end_it() {
+    let (checks, is_gone) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
+    let (count, gone) = (checks.clone(), is_gone.clone());
+    let slow = RawEngine::start(move |request: &RawRequest| match request.line.as_str() {
+        "GET /v1/models" => vec![Act::Send(json(r#"{"data":[{"id":"tiny"}]}"#))],
+        "GET /health" if gone.load(Ordering::SeqCst) => vec![Act::Close],
+        "GET /health" => {
+            count.fetch_add(1, Ordering::SeqCst);
+            vec![Act::Pause(Duration::from_millis(300)), Act::Send(json("{}"))]
+        }
+        _ => vec![Act::Send(status("404 Not Found", "{}"))],
+    })
+    .await
+    .unwrap();
+    let cluster = TestClusterBuilder::new().in_turn([&slow]).start().await.unwrap();
+    let worker = cluster.gateway.state().registry.snapshot().workers()[0].clone();
+    let before = checks.load(Ordering::SeqCst);
+    cluster.until("a check runs", |_| checks.load(Ordering::SeqCst) > before).await.unwrap();
+    is_gone.store(true, Ordering::SeqCst);
+    worker.note_connect_failed();
+    for _ in 0..500 {
+        // B8.18
+        assert!(worker.ineligible().is_some(), "by the check that began before");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    is_gone.store(false, Ordering::SeqCst);
+    cluster.until("it is eligible again", |_| worker.ineligible().is_none()).await.unwrap();
 }

@@ -8,6 +8,8 @@ use std::{
     time::Duration,
 };
 
+use tokio::sync::watch;
+
 use super::ProbeConfig;
 
 /// Requests of the check of a worker that failed: its health, and its facts when it answers.
@@ -89,6 +91,13 @@ impl Drop for Failing {
 /// Returns a time that differs by up to a tenth: workers that join together are not asked together for ever.
 pub(super) fn spread(time: Duration) -> Duration {
     time.mul_f64(rand::random_range(0.9..1.1))
+}
+
+/// Waits for a changed configuration; forever when none can come any more.
+pub(super) async fn changed(config: &mut watch::Receiver<ProbeConfig>) {
+    if config.changed().await.is_err() {
+        std::future::pending().await
+    }
 }
 
 #[cfg(test)]

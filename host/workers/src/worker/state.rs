@@ -91,6 +91,8 @@ pub(super) struct State {
     pub(super) model_readings: AtomicU32,
     /// Makes the prober check the worker at once.
     pub(super) check_now: Notify,
+    /// When a request last failed to connect.
+    pub(super) unreachable: Mutex<Option<Instant>>,
     /// When an answer that ended early last asked for a check.
     pub(super) cut_checked: Mutex<Option<Instant>>,
     /// Held while the ranks are told whether the worker is eligible unconditionally.
@@ -181,6 +183,7 @@ impl State {
             stale_facts: AtomicBool::new(false),
             model_readings: AtomicU32::new(0),
             check_now: Notify::new(),
+            unreachable: Mutex::default(),
             cut_checked: Mutex::default(),
             told: Mutex::new(told),
             reserved: Arc::default(),
