@@ -143,6 +143,13 @@ impl Breaker {
         self.retry_at_ms.load(Ordering::Acquire) != 0
     }
 
+    /// Like [`Breaker::is_open`], but only until so long after the pause.
+    #[must_use]
+    pub fn is_open_until(&self, after_pause: Duration) -> bool {
+        let retry_at = self.retry_at_ms.load(Ordering::Acquire);
+        retry_at != 0 && self.now_ms() < retry_at.saturating_add(millis(after_pause))
+    }
+
     /// Closes the breaker, unless its failure rate opened it and the pause has not ended. Returns whether
     /// that closed it. `calls` is the number of calls so far; only [`BreakerRules::failure_rate`] uses it.
     pub fn record_success(&self, calls: u64) -> bool {

@@ -5,9 +5,12 @@
 //! workers broke on its handoffs since one of them was taken, and both on no other prefill worker's since
 //! they took one. Otherwise the decode worker is charged, as with any other failure.
 
-use std::sync::{
-    Arc, Weak,
-    atomic::{AtomicBool, Ordering},
+use std::{
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
 };
 
 use parking_lot::Mutex;
@@ -48,6 +51,11 @@ impl BrokenHandoffs {
     /// Whether this worker is to blame for several in a row.
     pub(super) fn is_open(&self) -> bool {
         self.breaker.is_open()
+    }
+
+    /// Like [`Self::is_open`], but only until so long after the pause.
+    pub(super) fn is_open_until(&self, after_pause: Duration) -> bool {
+        self.breaker.is_open_until(after_pause)
     }
 
     /// Like [`Self::is_open`], until the pause ends.

@@ -44,12 +44,12 @@ impl Worker {
         self.ineligible_when(false)
     }
 
-    /// Returns whether the worker does not answer its health checks or its last legs failed. A worker that
-    /// drains may be stopped, and one that contradicts its description is not one of these.
+    /// Returns whether the worker does not answer its health checks or its last legs failed lately. A worker
+    /// that drains may be stopped, and one that contradicts its description is not one of these.
     #[must_use]
     pub fn is_faulty(&self) -> bool {
         let is_meant = self.draining() || self.leaving() || self.is_misconfigured();
-        !is_meant && (self.health() != Health::Healthy || self.is_failing())
+        !is_meant && (self.health() != Health::Healthy || self.failed_lately())
     }
 
     fn ineligible_when(&self, drain_counts: bool) -> Option<Ineligible> {

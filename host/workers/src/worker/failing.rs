@@ -64,10 +64,10 @@ impl Worker {
         }
     }
 
-    /// Returns why the last leg failed, while the worker is failing.
+    /// Returns why the last leg failed, while the worker is failing and did so lately.
     #[must_use]
     pub fn failure_reason(&self) -> Option<Arc<String>> {
-        self.state.last_failure.reason.load_full().filter(|_| self.is_failing())
+        self.state.last_failure.reason.load_full().filter(|_| self.failed_lately())
     }
 }
 
@@ -129,6 +129,28 @@ mod tests {
             tokio::time::advance(Duration::from_secs(1)).await;
         }
         assert_eq!(lines, 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn f6_an_idle_worker_is_called_failing_for_a_minute_after_its_pause() {
+        let worker = worker();
+        (0..5).for_each(|_| fails(&worker, "one"));
+        tokio::time::advance(Duration::from_millis(60_499)).await;
+        // F6.19
+        assert_eq!((worker.is_faulty(), reason(&worker).as_deref()), (true, Some("one")));
+        tokio::time::advance(Duration::from_millis(1)).await;
+        assert_eq!((worker.is_faulty(), reason(&worker)), (false, None));
+        assert!(worker.is_failing(), "its next failure is enough");
+        fails(&worker, "two");
+        assert_eq!((worker.is_faulty(), reason(&worker).as_deref()), (true, Some("two")));
+        tokio::time::advance(Duration::from_secs(61)).await;
+        worker.charge_broken_handoff();
+        assert!(!worker.is_faulty(), "one broken handoff");
+        (0..4).for_each(|_| worker.charge_broken_handoff());
+        assert!(worker.is_faulty());
+        worker.set_health(Health::Unhealthy);
+        tokio::time::advance(Duration::from_secs(61)).await;
+        assert!(worker.is_faulty(), "it does not pass its health checks");
     }
 
     #[test]

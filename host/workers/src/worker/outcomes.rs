@@ -2,15 +2,25 @@
 //!
 //! A worker that fails at once looks idle. Without the pause it would draw most of the traffic.
 
-use std::sync::atomic::Ordering;
+use std::{sync::atomic::Ordering, time::Duration};
 
 use super::Worker;
+
+/// How long after the last pause a worker that no request has tried since still counts as failing for
+/// operators: without requests, none can show that it was mended.
+const UNTRIED: Duration = Duration::from_mins(1);
 
 impl Worker {
     /// Returns whether the last requests failed, so that another failure says nothing about its request.
     #[must_use]
     pub fn is_failing(&self) -> bool {
         self.state.breaker.is_open() || self.state.broken_handoffs.is_open()
+    }
+
+    /// Like [`Worker::is_failing`], but no longer than a minute after the pause if no leg failed since.
+    #[must_use]
+    pub fn failed_lately(&self) -> bool {
+        self.state.breaker.is_open_until(UNTRIED) || self.state.broken_handoffs.is_open_until(UNTRIED)
     }
 
     /// Returns the number of legs that failed since the worker joined, and how many of them failed before the
