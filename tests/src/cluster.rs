@@ -118,7 +118,7 @@ impl TestClusterBuilder {
     /// The gateway or an engine does not start, or a worker is not eligible within a minute.
     pub async fn start(mut self) -> anyhow::Result<TestCluster> {
         let policies = TempDir::new()?;
-        self.config.policies.dir = Some(policies.path().to_owned());
+        self.config.policies.dir.get_or_insert_with(|| policies.path().to_owned());
         let mut sims = Vec::new();
         for (place, (config, more)) in self.sims.into_iter().enumerate() {
             let (dialect, role) = (config.dialect.as_str(), config.role.as_str());

@@ -274,3 +274,24 @@ async fn a_decode_override_that_fails_is_counted_among_the_fallbacks() {
         cluster.at_rest().await.unwrap();
     }
 }
+
+#[tokio::test]
+async fn m4_a_policy_that_is_refused_at_the_start_is_counted_until_it_is_gone() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("aggregated.wasm"), b"garbage").unwrap();
+    let cluster = TestClusterBuilder::new()
+        .config(|config| config.policies.dir = Some(dir.path().to_owned()))
+        .sim(Dialect::Vllm, Role::Aggregated)
+        .start()
+        .await
+        .unwrap();
+    let not_run = |slot: &str| format!("pointsman_policy_not_run{{slot=\"{slot}\"");
+    cluster.until_counted(&not_run("aggregated"), 1.0).await.unwrap();
+    // M4.20
+    assert_eq!(cluster.metric(&not_run("prefill")).await.unwrap(), [0.0]);
+    ask(&cluster).await;
+    std::fs::remove_file(dir.path().join("aggregated.wasm")).unwrap();
+    while cluster.metric(&not_run("aggregated")).await.unwrap() != [0.0] {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
