@@ -6,9 +6,9 @@ use clap::{Args, Subcommand};
 
 use crate::{
     EXIT_CODES,
-    api::{Decision, Decisions},
+    api::{Decision, Decisions, Outcome},
     block_on,
-    explain::{candidate, explain},
+    explain::{candidate, explain, why_failed},
     gateway::{Gateway, GatewayArgs, query, segment},
     print,
     summary::SummaryArgs,
@@ -121,12 +121,18 @@ fn table(found: &Decisions) -> String {
                 .as_ref()
                 .and_then(|choice| choice.cost)
                 .map_or(NONE.to_owned(), |cost| format!("{cost:.2}")),
-            one.outcome.as_ref().map_or("in flight".to_owned(), |outcome| outcome.code.clone()),
+            one.outcome.as_ref().map_or("in flight".to_owned(), ended),
             millis(one.outcome.as_ref().and_then(|outcome| outcome.ttft_ms)),
             one.request_id.clone(),
         ]);
     }
     table.text()
+}
+
+/// Returns how the request ended, and how the leg of this decision failed, if it did.
+fn ended(outcome: &Outcome) -> String {
+    let failed = outcome.run.as_ref().and_then(why_failed);
+    failed.map_or(outcome.code.clone(), |why| format!("{}; leg failed: {why}", outcome.code))
 }
 
 fn choice(one: &Decision) -> String {
@@ -135,5 +141,32 @@ fn choice(one: &Decision) -> String {
         (_, Some(refused), _) => refused.code.clone(),
         (_, _, Some(choice)) => candidate(choice.worker, choice.dp_rank),
         _ => NONE.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn shown(run: &serde_json::Value) -> String {
+        let outcome = json!({
+            "status": 200, "code": "ok", "retried": true, "duration_ms": 60.0,
+            "cached_tokens": { "predicted": null, "reported": null }, "run": run,
+        });
+        ended(&serde_json::from_value(outcome).unwrap())
+    }
+
+    #[test]
+    fn t2_the_list_says_that_the_leg_of_a_decision_failed() {
+        let failed = |kind: &str, status: Option<u16>| {
+            shown(&json!({ "sent_ms": 1.0, "ended_ms": 2.0, "failed": kind, "status": status }))
+        };
+        // T2.8
+        assert_eq!(failed("status_5xx", Some(503)), "ok; leg failed: HTTP 503");
+        assert_eq!(failed("connect", None), "ok; leg failed: no connection");
+        assert_eq!(shown(&json!({ "sent_ms": 1.0, "ended_ms": 2.0, "failed": null, "status": null })), "ok");
+        assert_eq!(shown(&json!(null)), "ok");
     }
 }

@@ -275,16 +275,21 @@ fn ended(outcome: Option<&Outcome>) -> String {
     text
 }
 
-/// Says when and why a leg failed, if it did.
-fn failed_leg(run: &LegRun) -> Option<String> {
-    let why = match (run.failed.as_deref()?, run.status) {
+/// Says why a leg failed, if it did.
+pub(crate) fn why_failed(run: &LegRun) -> Option<String> {
+    Some(match (run.failed.as_deref()?, run.status) {
         (_, Some(status)) => format!("HTTP {status}"),
         ("connect", _) => "no connection".to_owned(),
         ("closed" | "broken", _) => "the connection broke".to_owned(),
         ("timeout", _) => "no answer in time".to_owned(),
         ("down", _) => "the engine was down".to_owned(),
         (kind, _) => kind.replace('_', " "),
-    };
+    })
+}
+
+/// Says when and why a leg failed, if it did.
+fn failed_leg(run: &LegRun) -> Option<String> {
+    let why = why_failed(run)?;
     let after = run.ended_ms.map(|ended| format!("after {} ", millis(Some(ended - run.sent_ms))));
     Some(format!("{}({why})", after.unwrap_or_default()))
 }
