@@ -56,6 +56,19 @@ const FILES: [&str; 23] = [
     "gguf",
 ];
 
+/// Last labels of names of hosts, besides those of countries, which have two letters.
+const DOMAINS: [&str; 14] = [
+    "com", "net", "org", "cloud", "local", "internal", "intranet", "private", "corp", "lan", "home", "svc",
+    "cluster", "consul",
+];
+/// Words before the name of a host.
+const HOST_WORDS: [&[u8]; 15] = [
+    b"to", b"from", b"with", b"via", b"host", b"peer", b"server", b"node", b"worker", b"url", b"addr",
+    b"address", b"prefill", b"decode", b"remote",
+];
+/// Number of bytes before a name in which such a word is looked for.
+const MAX_WORD: usize = 16;
+
 /// Facts about the request of an error.
 #[derive(Default)]
 pub(crate) struct RequestFacts<'a> {
@@ -158,7 +171,7 @@ impl Mask<'_> {
             (Some(_), Some(_)) => true,
             (Some(ip), None) => is_local(ip) || is_known,
             (None, Some(_)) => {
-                is_known || is_in_url || host == "localhost" || self.has_port_of_host(host, end)
+                is_known || is_in_url || host == "localhost" || self.has_port_of_host(host, at, end)
             }
             // Alone, a name without a dot may be anything.
             (None, None) => is_known && (is_in_url || host.contains('.')),
@@ -171,13 +184,27 @@ impl Mask<'_> {
         Some(end)
     }
 
-    /// Whether a name with dots and the port behind it are an address: not a line of a file.
-    fn has_port_of_host(&self, host: &str, colon: usize) -> bool {
+    /// Whether a name with dots that begins at `at` and the port behind it are an address: not a line of a
+    /// file or of a Python module.
+    fn has_port_of_host(&self, host: &str, at: usize, colon: usize) -> bool {
         let Some((_, label)) = host.rsplit_once('.') else { return false };
         let port = self.slice(colon + 1, self.run(colon + 1, |byte| byte.is_ascii_digit()));
         let is_high = port.len() >= 4 && !port.starts_with(b"0");
         let is_label = label.len() > 1 && label.bytes().all(|byte| byte.is_ascii_alphabetic());
-        is_high && is_label && !FILES.contains(&label)
+        let is_host = || host.contains('-') || is_domain(label) || self.is_named_as_host(at);
+        is_high && is_label && !FILES.contains(&label) && is_host()
+    }
+
+    /// Whether the word before `at` says that a host follows.
+    fn is_named_as_host(&self, at: usize) -> bool {
+        let before = self.slice(at.saturating_sub(MAX_WORD), at);
+        let end = before.iter().rposition(u8::is_ascii_alphabetic).map_or(0, |last| last + 1);
+        let (word, between) = before.split_at(end);
+        let from = word.iter().rposition(|byte| !byte.is_ascii_alphabetic()).map_or(0, |last| last + 1);
+        let (path, word) = word.split_at(from);
+        // A module may have such a name.
+        let is_part = path.ends_with(b".") || between.contains(&b'.');
+        !is_part && HOST_WORDS.iter().any(|one| word.eq_ignore_ascii_case(one))
     }
 
     /// Returns the end of the port behind a host that ends at `end`.
@@ -331,6 +358,11 @@ fn is_of_name(byte: u8) -> bool {
 /// Whether a byte may be part of a value.
 fn is_of_value(byte: u8) -> bool {
     is_of_name(byte) || byte == b':'
+}
+
+/// Whether the last label of a name is one of hosts.
+fn is_domain(label: &str) -> bool {
+    label.len() == 2 || DOMAINS.iter().any(|domain| label.eq_ignore_ascii_case(domain))
 }
 
 /// A name without the dots and colons behind it, which end a sentence.

@@ -20,6 +20,9 @@ fn a5_texts_of_engines_lose_addresses_rooms_and_fields_of_the_handoff() {
         ("lost 8.8.8.8:53, 192.168.1.9 and 10.1.2.3.", "lost [hidden], [hidden] and [hidden]."),
         ("tcp://[fd00::1]:5600 or fd00::1:2, [fd00::1:5]", "tcp://[hidden] or [hidden], [hidden]"),
         ("to vllm-0.vllm.ns.svc.cluster.local:8000: refused", "to [hidden]: refused"),
+        ("vllm-0.vllm:8000, gpu7.corp.com:8000, gpu7.corp.de:8000", "[hidden], [hidden], [hidden]"),
+        ("host='prefill.default:8998', NODE: gpu.rack:5600", "host='[hidden]', NODE: [hidden]"),
+        ("no ___decode_addr_gpu.rack:21001___ab", "no ___decode_addr_[hidden]___ab"),
         (
             "to prefill-0:8998, http://prefill-0/health, Decode.Engines.svc",
             "to [hidden], http://[hidden]/health, [hidden]",
@@ -69,6 +72,8 @@ fn a5_other_texts_of_engines_stay() {
         "max_tokens: 8192 is too large; max_tokens:8192, \"max_tokens\":8192",
         "cannot load http://10.9.9.9:8080/cat.png of https://huggingface.co/a/b or fd00::99",
         "File \"/usr/lib/vllm/engine.py\", scheduler.py:1234: c10::Error at::native::add std::vector",
+        "at vllm.v1.engine.core:1234, vllm.model_executor.models.qwen2:2048 (sglang.srt.managers.scheduler:2310)",
+        "vllm.worker.worker_base.run:1234 of worker.model_runner.execute:1234, TypeError: torch.Tensor:1024",
         "cuda:0 rank:1 qwen2.5:32768 llama3:8b gpt-4.1:2048 x[::1] v1.2.3.4 cuDNN 9.1.0.70 nccl==2.21.5.1",
         "bootstrap_room is missing; bootstrap_port: must be a number; bootstrap_host=None",
         "the model prefill-0 does not exist; decode.engines.svcx",
@@ -84,9 +89,14 @@ fn a5_other_texts_of_engines_stay() {
 /// An error of an engine may be 1 MiB long, and repeat what the client sent.
 #[test]
 fn a5_a_long_text_full_of_names_takes_no_long_time() {
-    for piece in
-        ["remote_host:", "remote_block_ids [", "remote_block_ids: [", "bootstrap_room=[\"", "remote_host=x:"]
-    {
+    for piece in [
+        "to a.b:1234 ",
+        "remote_host:",
+        "remote_block_ids [",
+        "remote_block_ids: [",
+        "bootstrap_room=[\"",
+        "remote_host=x:",
+    ] {
         let text = piece.repeat(1_000_000 / piece.len());
         let begun = tokio::time::Instant::now();
         let _ = mask(&text);
