@@ -19,7 +19,7 @@ use bytes::Bytes;
 use http::Response;
 use pointsman_orchestration::{Action, Attempts, Event, Legs, PausableStream};
 use pointsman_routing::{CandidateId, ReservedPlace, RoutingRequest};
-use pointsman_workers::{Candidate, Leg, OpenHandoff, PerLeg, Snapshot, WorkerId};
+use pointsman_workers::{Candidate, Leg, OpenHandoff, PerLeg, Snapshot, Worker, WorkerId};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -113,6 +113,8 @@ pub(crate) struct Drive {
     /// The prefill worker that failed last, and how; `None` if it was logged, or another one succeeded.
     failed_prefill: Option<(WorkerId, &'static str)>,
     broken_handoff: Option<BrokenHandoff>,
+    /// Workers that broke the connection of a leg, and when.
+    broke: Vec<(Arc<Worker>, Instant)>,
     token: RequestToken,
     rooms: Vec<u64>,
     engine_id: Option<String>,
@@ -203,6 +205,7 @@ impl Drive {
             failed_span: None,
             failed_prefill: None,
             broken_handoff: None,
+            broke: Vec::new(),
             token: RequestToken::fresh(),
             rooms: Vec::new(),
             engine_id: None,

@@ -220,6 +220,11 @@ impl Attempts {
         true
     }
 
+    /// Has a leg be routed again at this time.
+    pub fn wait_until(&mut self, leg: Leg, at: Instant) {
+        self.waiting = Some(Waiting::Pause(at, leg));
+    }
+
     /// The stream pauses: nothing of its old legs counts, and its rest asks to be admitted.
     pub fn begin_pause(&mut self) {
         (self.is_paused, self.is_admitted, self.committed) = (true, false, None);

@@ -17,7 +17,9 @@ pub use legs::{
     Action, Actions, Event, Failed, HandoffKind, LegOrder, Legs, Lost, PrefillTraits, RetryPolicy, Shape,
 };
 pub use sessions::{BindingKey, CLOSED_FOR, SessionChange, Sessions, Stamp};
-pub use split::{NoPair, SplitRules, Splittable, is_of, is_up, pair_may_take_over, pair_that_is_up};
+pub use split::{
+    NoPair, SplitRules, Splittable, has_pair_without, is_of, is_up, pair_may_take_over, pair_that_is_up,
+};
 
 mod admission_queue;
 mod agent_programs;

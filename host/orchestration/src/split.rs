@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use pointsman_routing::CandidateId;
-use pointsman_workers::{Candidate, Engine, Leg, ModelName, Snapshot};
+use pointsman_workers::{Candidate, Engine, Leg, ModelName, Snapshot, WorkerId};
 
 use crate::legs::{RetryPolicy, Shape};
 
@@ -84,6 +84,14 @@ pub fn pair_that_is_up<'a>(
 ) -> Option<(&'a Candidate, &'a Candidate)> {
     let [prefill, decode] = [Leg::Prefill, Leg::Decode].map(|leg| snapshot.pool(model, leg));
     first_pair(prefill, decode, |candidate| is_of(engine, candidate) && is_up(candidate))
+}
+
+/// Returns whether a model has such a pair without the workers `without`.
+#[must_use]
+pub fn has_pair_without(snapshot: &Snapshot, model: &ModelName, without: &[WorkerId]) -> bool {
+    let [prefill, decode] = [Leg::Prefill, Leg::Decode].map(|leg| snapshot.pool(model, leg));
+    let counts = |candidate: &Candidate| is_up(candidate) && !without.contains(&candidate.worker_id());
+    first_pair(prefill, decode, counts).is_some()
 }
 
 /// Returns whether a pair may run a request that its planned worker does not run. `tried` are workers that

@@ -5,7 +5,7 @@ use std::time::Duration;
 use pointsman_gateway::config::{Config, DiscoveryFile, DiscoveryFileFormat, Model};
 use pointsman_sim::{Dialect, Role, Sim, SimConfig, SimHandle};
 use pointsman_tests::{
-    TestCluster, TestClusterBuilder,
+    Act, RawEngine, TestCluster, TestClusterBuilder,
     client::{Reply, text_of},
     picker::PickerClient,
 };

@@ -2,8 +2,8 @@
 
 use std::collections::HashSet;
 
-use pointsman_orchestration::{is_up, pair_that_is_up};
-use pointsman_workers::{Candidate, Engine, Leg, ModelName, Snapshot};
+use pointsman_orchestration::{has_pair_without, is_up, pair_that_is_up};
+use pointsman_workers::{Candidate, Engine, Leg, ModelName, Snapshot, WorkerId};
 
 use crate::{
     openai::request::Request,
@@ -38,14 +38,25 @@ pub(crate) fn models_with_workers(snapshot: &Snapshot, settings: &Settings) -> H
 
 /// Returns whether a worker, or a pair, can run the request now, or when it is less busy.
 pub(crate) fn has_workers(request: &Request, snapshot: &Snapshot, settings: &Settings) -> bool {
+    has_workers_without(request, snapshot, settings, &[])
+}
+
+/// Like [`has_workers`], without the workers `without`.
+pub(super) fn has_workers_without(
+    request: &Request,
+    snapshot: &Snapshot,
+    settings: &Settings,
+    without: &[WorkerId],
+) -> bool {
     let (model, endpoint) = (&request.model, request.endpoint);
-    let up = |leg| snapshot.pool(model, leg).iter().any(is_up);
+    let counts = |candidate: &Candidate| is_up(candidate) && !without.contains(&candidate.worker_id());
+    let up = |leg| snapshot.pool(model, leg).iter().any(counts);
     if endpoint.needs_no_model_run() {
         return [Leg::Aggregated, Leg::Decode, Leg::Prefill].into_iter().any(up);
     }
     let is_split = endpoint.generates_text();
     let needs_pair = is_split && settings.split(model, snapshot).enforce_disagg;
-    (!needs_pair && up(Leg::Aggregated)) || (is_split && pair_that_is_up(snapshot, model, None).is_some())
+    (!needs_pair && up(Leg::Aggregated)) || (is_split && has_pair_without(snapshot, model, without))
 }
 
 /// Returns as many of them as an error message lists, and one more.

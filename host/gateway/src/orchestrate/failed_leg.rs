@@ -116,6 +116,9 @@ impl Drive {
         }
         if let Some(candidate) = &self.runs[leg].candidate {
             let sent = self.runs[leg].sent.unwrap_or_else(Instant::now);
+            if matches!(error, CallError::Broken(_)) {
+                self.broke.push((candidate.worker.clone(), Instant::now()));
+            }
             note_failure(&self.state, leg, (candidate, sent), error, blame);
             if lacks_model(error) {
                 candidate.worker.note_restart();

@@ -3,14 +3,24 @@
 
 use pointsman_orchestration::{Event, Queued, Waiting};
 use pointsman_routing::RouteError;
-use pointsman_workers::{Leg, PerLeg, Snapshot};
+use pointsman_workers::{Leg, PerLeg, Snapshot, WorkerId};
 use tokio::time::{Duration, Instant};
 
-use super::{Drive, availability::has_workers, plan::why_no_worker, route::parking};
+use super::{
+    Drive,
+    availability::{has_workers, has_workers_without},
+    plan::why_no_worker,
+    route::parking,
+};
 use crate::{
     openai::{error::ApiError, request::Request},
     state::State,
 };
+
+/// How long a request waits for the health check of a worker that broke its connection.
+const MAX_WAIT_FOR_CHECK: Duration = Duration::from_secs(5);
+/// Time between two looks whether the check has ended.
+const CHECK_POLL: Duration = Duration::from_millis(250);
 
 impl Drive {
     /// Has the request wait for a worker of its model, if none is left and requests of the model wait for
@@ -31,8 +41,11 @@ impl Drive {
         else {
             return false;
         };
-        if state.draining.is_cancelled() || has_workers(request, &snapshot, &state.settings) {
+        if state.draining.is_cancelled() {
             return false;
+        }
+        if has_workers(request, &snapshot, &state.settings) {
+            return self.wait_for_check(leg, &snapshot);
         }
         *place = None;
         let parking = parking(state, request, &self.routing_request, &self.account, leg);
@@ -41,6 +54,23 @@ impl Drive {
             self.account.waits("workers", leg);
         }
         waits
+    }
+
+    /// Has the request wait until a health check tells whether the workers that broke its connection died, if
+    /// no others are left. Returns whether it waits.
+    fn wait_for_check(&mut self, leg: Leg, snapshot: &Snapshot) -> bool {
+        let may_have_died = self
+            .broke
+            .iter()
+            .filter(|(worker, at)| at.elapsed() < MAX_WAIT_FOR_CHECK && worker.may_have_died(*at));
+        let without: Vec<WorkerId> = may_have_died.map(|(worker, _)| worker.id()).collect();
+        let settings = &self.state.settings;
+        if without.is_empty() || has_workers_without(&self.request, snapshot, settings, &without) {
+            return false;
+        }
+        self.attempts.wait_until(leg, Instant::now() + CHECK_POLL);
+        self.account.waits("workers", leg);
+        true
     }
 
     /// Whether a leg has its worker, or a part of the answer was sent.

@@ -8,7 +8,7 @@ use crate::admission_queue::{Place, WorkerWait};
 /// Why a leg is not routed at once.
 #[derive(Debug)]
 pub enum Waiting {
-    /// A leg failed a moment ago.
+    /// A leg failed a moment ago, and the pause ends then.
     Pause(Instant, Leg),
     /// Every eligible worker is busy (F7), until the queue timeout.
     Queue(Place, Leg, Instant),

@@ -95,3 +95,38 @@ async fn f7_a_request_in_the_queue_of_a_model_that_does_not_wait_fails_when_the_
     assert_eq!(reply.code(), "no_worker", "{reply:?}");
     cluster.at_rest().await.unwrap();
 }
+
+#[tokio::test]
+async fn f7_a_request_whose_last_worker_died_before_a_health_check_failed_waits_for_another_one() {
+    let cluster = empty(|_| {}).await;
+    let slow = SimConfig { overhead: Duration::from_secs(60), ..aggregated() };
+    let only = join(&cluster, 1, slow, json!({})).await;
+    cluster.until_counted("pointsman_worker_eligible{", 1.0).await.unwrap();
+    let dies = async {
+        cluster.until("the worker runs it", |cluster| cluster.booked() == 1).await.unwrap();
+        drop(only);
+        until_waiting(&cluster, 1.0).await;
+        join(&cluster, 2, aggregated(), json!({})).await
+    };
+    let (reply, second) = tokio::join!(ask(&cluster, json!({})), dies);
+    // F7.17
+    assert_eq!((reply.status.as_u16(), ran(&second)), (200, 1), "{reply:?}");
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn f7_a_request_whose_connection_a_live_worker_broke_gets_the_error_after_a_health_check() {
+    let cluster = empty(|_| {}).await;
+    let resets = RawEngine::serving(|_| vec![Act::Reset]).await.unwrap();
+    let url = format!("http://{}", resets.address);
+    let worker = json!({"id": 1, "role": "aggregated", "engine": "vllm", "url": url}).to_string();
+    assert_eq!(cluster.admin.post("/workers", &[], worker).await.unwrap().status, 200);
+    cluster.until_counted("pointsman_worker_eligible{", 1.0).await.unwrap();
+    let begun = Instant::now();
+    let reply = timeout(Duration::from_secs(30), ask(&cluster, json!({}))).await.unwrap();
+    // F7.17
+    assert_eq!(reply.status, 502, "{reply:?}");
+    assert_eq!(resets.requests().len(), 1, "no worker gets a request again that it broke on");
+    println!("answered after {:?}", begun.elapsed());
+    cluster.at_rest().await.unwrap();
+}
