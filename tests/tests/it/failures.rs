@@ -384,6 +384,40 @@ async fn e1_a_client_that_leaves_while_its_request_waits_in_decode_strands_nothi
 }
 
 #[tokio::test]
+async fn e1_a_request_without_a_client_leaves_decode_at_the_end_of_the_lease_although_it_waits_there() {
+    let one = SimConfig { max_num_seqs: 1, ..paced(Role::Decode) };
+    let cluster = TestClusterBuilder::new()
+        .sim_with(paced(Role::Prefill), ",handoff_lease_s=4")
+        .sim_with(one, "")
+        .start()
+        .await
+        .unwrap();
+    let waiting = |count| move |cluster: &TestCluster| cluster.sims[1].state().waiting == count;
+    let leaves = async {
+        let runs = |cluster: &TestCluster| cluster.sims[1].state().running == 1;
+        cluster.until("decode runs the first one", runs).await.unwrap();
+        let begun = tokio::time::Instant::now();
+        tokio::select! {
+            reply = cluster.client.post(CHAT, &[], chat(false, 5_000)) => panic!("it was answered: {reply:?}"),
+            seen = cluster.until("the second one waits", waiting(1)) => seen.unwrap(),
+        }
+        cluster.until("the second one left decode", waiting(0)).await.unwrap();
+        (begun.elapsed(), cluster.sims[1].state())
+    };
+    // The first one takes 30 s.
+    let first = cluster.client.post(CHAT, &[], chat(false, 3_000));
+    let (took, decode) = tokio::select! {
+        reply = first => panic!("the second one waited for it: {reply:?}"),
+        left = leaves => left,
+    };
+    // E1.6
+    assert!(took >= Duration::from_secs(4), "it was not consumed before the end of the lease: {took:?}");
+    assert_eq!((decode.running, decode.handoffs.pulled), (1, 1), "the first one has its turn");
+    cluster.until("decode is free", |cluster| cluster.sims[1].state().running == 0).await.unwrap();
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
 async fn e1_an_sglang_pair_whose_client_left_is_aborted() {
     let slow = |role| SimConfig {
         overhead: Duration::from_secs(1),
