@@ -1,18 +1,19 @@
 //! The latest decisions, kept in memory to be explained: bounded in number and bytes, written by the data
 //! threads.
 //!
-//! A writer does not wait for a reader: it takes the next shard when one is locked, and a reader locks a
-//! shard only while it copies one decision. In steady state recording allocates nothing: a shard's memory is
+//! A writer does not wait for a reader: it takes the next ticket, and with it the next shard, when a shard is
+//! locked, and a reader locks a shard only while it copies one decision. In steady state recording allocates nothing: a shard's memory is
 //! one ring of words.
 
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
     time::{SystemTime, UNIX_EPOCH},
 };
 
+use parking_lot::MutexGuard;
 use tokio::time::Duration;
 
 use crate::{
@@ -33,7 +34,7 @@ mod summary;
 pub use header::{DecidedBy, DecisionHeader, DecisionResult, LegTimes, Outcome, StreamFailed};
 pub use record::Record;
 pub(crate) use recorder::{ALWAYS, Recorded, Recorder};
-use shard::Shard;
+use shard::{Ring, Shard};
 pub use summary::DecisionSummary;
 
 /// Number of shards, at most.
@@ -49,7 +50,7 @@ const MAX_LOCK_WAIT: Duration = Duration::from_micros(20);
 #[derive(Debug)]
 pub struct Decisions {
     shards: Box<[Shard]>,
-    ticket: AtomicUsize,
+    ticket: AtomicU64,
     base: u64,
     always: Arc<Wants>,
     lost: AtomicU64,
@@ -66,7 +67,7 @@ impl Decisions {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Self {
             shards: (0..count).map(|index| Shard::new(entries(index), words)).collect(),
-            ticket: AtomicUsize::new(0),
+            ticket: AtomicU64::new(0),
             base: now.as_secs() << 32,
             always: Arc::new(always),
             lost: AtomicU64::new(0),
@@ -163,28 +164,44 @@ impl Decisions {
 
     /// Records a decision. Its texts are always kept, its packed words when they fit into a shard.
     pub(crate) fn record(&self, head: DecisionHeader, recorded: Recorded<'_>) -> Option<DecisionId> {
-        let count = self.shards.len();
-        let ticket = self.ticket.fetch_add(1, Ordering::Relaxed);
-        let first = ticket.checked_rem(count)?;
-        let least = (ticket / count) as u64;
-        let mut head = Some(head);
-        let mut write = |ring: &mut shard::Ring, index| {
-            let number = ring.push(least, head.take()?, recorded);
-            Some(self.id(number, index))
-        };
-        for step in 0..count {
-            let index = (first + step) % count;
-            if let Some(mut ring) = self.shards.get(index).and_then(|shard| shard.ring.try_lock()) {
-                return write(&mut ring, index);
+        let (mut ticket, mut shard) = self.next_shard()?;
+        for _ in 1..self.shards.len() {
+            if let Some(ring) = shard.ring.try_lock() {
+                return Some(self.write(ring, ticket, head, recorded));
             }
+            (ticket, shard) = self.next_shard()?;
         }
-        match self.shards.get(first).and_then(|shard| shard.ring.try_lock_for(MAX_LOCK_WAIT)) {
-            Some(mut ring) => write(&mut ring, first),
+        match shard.ring.try_lock_for(MAX_LOCK_WAIT) {
+            Some(ring) => Some(self.write(ring, ticket, head, recorded)),
             None => {
                 self.lost.fetch_add(1, Ordering::Relaxed);
                 None
             }
         }
+    }
+
+    /// Takes the next ticket. The decision's id is `base` and its ticket.
+    fn next_shard(&self) -> Option<(u64, &Shard)> {
+        let ticket = self.ticket.fetch_add(1, Ordering::Relaxed);
+        let index = ticket.checked_rem(self.shards.len() as u64)?;
+        Some((ticket, self.shards.get(usize::try_from(index).ok()?)?))
+    }
+
+    fn write(
+        &self,
+        mut ring: MutexGuard<'_, Ring>,
+        ticket: u64,
+        head: DecisionHeader,
+        recorded: Recorded<'_>,
+    ) -> DecisionId {
+        let count = self.shards.len() as u64;
+        let number = ring.push(ticket / count, head, recorded);
+        let taken = number * count + ticket % count;
+        if taken > ticket {
+            // A writer with a later ticket was faster. The other shards catch up: ids rise with time.
+            self.ticket.fetch_max(taken + 1, Ordering::Relaxed);
+        }
+        DecisionId(self.base + taken)
     }
 
     fn id(&self, number: u64, index: usize) -> DecisionId {

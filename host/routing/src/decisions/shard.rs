@@ -194,7 +194,7 @@ impl Ring {
     }
 
     fn position(&self, number: u64) -> Option<usize> {
-        // Numbers follow one another, apart from those that other shards took while this one was locked.
+        // Numbers follow one another, apart from those at which this shard was locked.
         let from_end = usize::try_from(self.next.checked_sub(number)?).ok()?;
         let expected = self.numbers.len().checked_sub(from_end);
         let is_there = |at: &usize| self.numbers.get(*at) == Some(&number);

@@ -14,6 +14,8 @@ use crate::{
     slot::{Lane, PolicySummary, ProgramSummary, SlotKind},
 };
 
+mod order;
+
 fn summary() -> Arc<ProgramSummary> {
     let wants = Wants::resolve(&["temperature", "session-hash"], &["worker-id", "kv-usage", "dp-rank"]);
     let step = PolicySummary {
