@@ -38,15 +38,15 @@ const DEFAULT_MAX_REQUESTS: u32 = 200;
 /// Arguments of `calibrate`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Sends requests with random prompts of its own, so that no prefix cache helps, and measures the streams.
-Measure an engine without other traffic: what others send is not in the model. The limits are never exceeded;
+Sends requests with random prompts of its own, so that no prefix cache helps, and measures the streams. \
+Measure an engine without other traffic: what others send is not in the model. The limits are never exceeded; \
 Ctrl-C ends the measurement and uses what there is.
 
 Examples:
   pointsman calibrate --url http://10.0.0.1:8000 --dry-run
   pointsman calibrate --url http://10.0.0.1:8000 -o fleet.toml
-  pointsman calibrate --url http://GATEWAY:8080 --prefill http://10.0.0.1:8000 --decode http://10.0.0.2:8000 \\
-                      -o fleet.toml
+  pointsman calibrate --url http://GATEWAY:8080 --prefill http://10.0.0.1:8000 \\
+                      --decode http://10.0.0.2:8000 -o fleet.toml
   pointsman calibrate --log /var/log/pointsman --since 2h -o fleet.toml
 
 Exit code: 0 when the model was fitted; 2 when an argument or an engine is not usable.")]

@@ -70,9 +70,9 @@ const INTERRUPTED: i32 = 130;
 /// Arguments of `observe`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Let the router in place send a copy of each request to --listen (nginx: `mirror`; Envoy:
-`request_mirror_policies`). Every copy is answered with an empty 200. Or let Envoy's filter `ext_proc` call it
-in observability mode: then it sees answers, too, with their engine and length. The trace has lengths and salted
+Let the router in place send a copy of each request to --listen (nginx: `mirror`; Envoy: \
+`request_mirror_policies`). Every copy is answered with an empty 200. Or let Envoy's filter `ext_proc` call it \
+in observability mode: then it sees answers, too, with their engine and length. The trace has lengths and salted \
 hashes only; the salt is not written. Engines are only read: GET /metrics once a second.
 
 Examples:
@@ -81,7 +81,7 @@ Examples:
 
 Ctrl-C, SIGTERM or SIGHUP ends the observation before its time, and the page is written.
 
-Exit code: 0 when the page has a forecast; 1 when there were too few requests for one; 2 when an argument, an
+Exit code: 0 when the page has a forecast; 1 when there were too few requests for one; 2 when an argument, an \
 address or a file is not usable, or when no engine answers; 130 when a signal ended the simulation.")]
 pub(crate) struct ObserveArgs {
     /// Address to which the router sends copies.

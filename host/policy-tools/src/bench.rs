@@ -30,11 +30,11 @@ const MAX_CALLS: usize = 2_000_000;
 /// Arguments of `bench`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-The facts are generated, as for an ordinary request: without `explain` and without preferred taints. One
-thread makes one call after another. Times are wall-clock times in microseconds; use a release build of
-pointsman on an idle machine. The number of WebAssembly instructions comes from a separate run; it is the
+The facts are generated, as for an ordinary request: without `explain` and without preferred taints. One \
+thread makes one call after another. Times are wall-clock times in microseconds; use a release build of \
+pointsman on an idle machine. The number of WebAssembly instructions comes from a separate run; it is the \
 same on every machine.
-Exit code: 0 when the policy was measured, within the budget or not; 1 when a call failed; 2 when the file is
+Exit code: 0 when the policy was measured, within the budget or not; 1 when a call failed; 2 when the file is \
 refused.")]
 pub struct BenchArgs {
     /// The component, or core module with embedded WIT metadata; or the name of a built-in policy.

@@ -19,9 +19,9 @@ use crate::{
 /// Arguments of `build`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-The files decide the language: Cargo.toml is Rust, policy.py is Python, policy.js is JavaScript, policy.ts is
-TypeScript. Python needs python3 with venv, the last two need Node 20 with npm. The first build installs
-their tools under --tools, and leaves in --cache what later ones start from: an edit of a script then takes
+The files decide the language: Cargo.toml is Rust, policy.py is Python, policy.js is JavaScript, policy.ts is \
+TypeScript. Python needs python3 with venv, the last two need Node 20 with npm. The first build installs \
+their tools under --tools, and leaves in --cache what later ones start from: an edit of a script then takes \
 a second or less. A new world, and in Python a new import, takes one whole build.
 Exit code: 0 when the component was built, 2 when it was not.")]
 pub struct BuildArgs {

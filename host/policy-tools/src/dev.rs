@@ -29,14 +29,14 @@ mod watch;
 /// Arguments of `dev`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Without --slot it builds and runs the cases after each save. With --slot it also replays the last decisions of
-the gateway's slot. With --policies it also installs what passed as the slot's shadow, which is called and
+Without --slot it builds and runs the cases after each save. With --slot it also replays the last decisions of \
+the gateway's slot. With --policies it also installs what passed as the slot's shadow, which is called and \
 compared but never obeyed, and shows how often it agrees, how it fails and what it logs.
 
   pointsman policy dev shortest --slot prefill --policies policies.d
 
-Keys in a terminal: c makes the shadow the canary, p promotes (and asks first), u takes that back, d explains
-a decision in which the shadow differs, b builds again, q quits. Elsewhere it takes no keys and ends with a
+Keys in a terminal: c makes the shadow the canary, p promotes (and asks first), u takes that back, d explains \
+a decision in which the shadow differs, b builds again, q quits. Elsewhere it takes no keys and ends with a \
 signal. At the end it removes the files that it placed, except what was promoted.
 
 Exit code: 0; with --once 1 when the build, the cases or the installation failed; 2 for wrong use.

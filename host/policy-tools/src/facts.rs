@@ -13,7 +13,7 @@ use crate::{new::ProjectWorld, output::print};
 /// Arguments of `facts`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-A policy names its facts in `configure`. Label facts are made from the labels that operators give to workers.
+A policy names its facts in `configure`. Label facts are made from the labels that operators give to workers. \
 Each line has name, type, unit and range, and the value that stands for \"not known\" or \"not given\".")]
 pub struct FactsArgs {
     /// Show only the fact of this name.

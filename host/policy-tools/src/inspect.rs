@@ -15,7 +15,7 @@ use crate::{
 #[derive(Debug, Args)]
 #[command(after_help = "\
 A name like that of a slot's file is checked, too: `prefil.wasm` runs in no slot.
-Exit code: 0 when the host would load the policy, 1 when the policy, its settings or the file's name are
+Exit code: 0 when the host would load the policy, 1 when the policy, its settings or the file's name are \
 refused, 2 when the file cannot be read or is not a policy.")]
 pub struct InspectArgs {
     /// The component, core module with embedded WIT metadata, or formula file (`NAME.formula.toml`).

@@ -33,10 +33,11 @@ const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 #[command(after_help = "\
 The decisions are lines of the gateway's `GET /decisions/export`:
   curl -s 'http://127.0.0.1:9090/decisions/export?slot=prefill' > decisions.jsonl
-A filter replaces the first recorded filter. A scorer or selector replaces the policy that made the choice.
-`keep` of a formula file that has a cost runs behind the recorded filters.
+
+A filter replaces the first recorded filter. A scorer or selector replaces the policy that made the choice. \
+`keep` of a formula file that has a cost runs behind the recorded filters. \
 A decision without the facts that the policy asks for is skipped and counted.
-Exit code: 0 when all decisions agree, 1 when some differ, 2 when the file is refused or no decision has the facts
+Exit code: 0 when all decisions agree, 1 when some differ, 2 when the file is refused or no decision has the facts \
 that the policy asks for.")]
 pub struct RunArgs {
     /// The component, core module with embedded WIT metadata, or formula file (`NAME.formula.toml`); or the

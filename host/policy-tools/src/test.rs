@@ -32,9 +32,9 @@ const SCRIPTS: [&str; 3] = ["policy.py", "policy.js", "policy.ts"];
 /// Arguments of `test`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Of a formula file with `keep`, a case gets the answer of `cost` among the rows that `keep` keeps, by their
+Of a formula file with `keep`, a case gets the answer of `cost` among the rows that `keep` keeps, by their \
 numbers in the case. A formula file without cases is only checked.
-Exit code: 0 when every case passed, 1 when one failed, 2 when the file is refused or the cases cannot
+Exit code: 0 when every case passed, 1 when one failed, 2 when the file is refused or the cases cannot \
 be read.")]
 pub struct TestArgs {
     /// The component, core module with embedded WIT metadata, or formula file (`NAME.formula.toml`).

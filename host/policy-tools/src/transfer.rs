@@ -50,7 +50,7 @@ Examples:
   pointsman policy push prefill.wasm oci:./layout:1.0.0
   pointsman policy pull oci:./layout:1.0.0 -o prefill.wasm
 
-The digests of everything that is read are checked. Registries get the credentials of `docker login`
+The digests of everything that is read are checked. Registries get the credentials of `docker login` \
 ($DOCKER_CONFIG/config.json or ~/.docker/config.json, with its credential helpers).
 Exit code: 0 when the policy was copied, 2 when it was not.";
 

@@ -31,27 +31,28 @@ use crate::{
 /// Arguments of `compare`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Routing is not modelled: router, policies, prefix index and bookings are the gateway's own, in virtual time.
+Routing is not modelled: router, policies, prefix index and bookings are the gateway's own, in virtual time. \
 Engines and links are models; `--fleet` says which.
 
-An arm is [LABEL=]PART[+PART…], or default: what a gateway without configuration runs. A part is a native
-mode (round-robin, random, power-of-two, least-loaded, kv), a built-in policy (kv-aware, predicted-latency,
-queue-kv-prefix, cache-aware, longest-prefix, formula, conditional-disagg, predicted-disagg), a policy file
-or a formula file (NAME.formula.toml), with @SETTINGS, a JSON object, behind it. With +edf or +fifo at its end,
+An arm is [LABEL=]PART[+PART…], or default: what a gateway without configuration runs. A part is a native \
+mode (round-robin, random, power-of-two, least-loaded, kv), a built-in policy (kv-aware, predicted-latency, \
+queue-kv-prefix, cache-aware, longest-prefix, formula, conditional-disagg, predicted-disagg), a policy file \
+or a formula file (NAME.formula.toml), with @SETTINGS, a JSON object, behind it. With +edf or +fifo at its end, \
 requests wait in the gateway by deadline or by arrival, and not in the gateway's own order.
 
 Examples:
   pointsman compare --trace conversation.jsonl --engines 8 --arm kv-aware --arm round-robin
-  pointsman compare --trace conversation.jsonl --engines 8 --arm kv-aware --arm round-robin --seeds 5 \\
-                    --step-time distserve-opt-13b-a100 --speed 1,2,4 --max-load --html report.html
-  pointsman compare --trace my.jsonl --fleet fleet.toml --arm now=kv-aware --arm new=./new.wasm --seeds 5 \\
-                    --html report.html --json report.json
+  pointsman compare --trace conversation.jsonl --engines 8 --arm kv-aware --arm round-robin \\
+                    --seeds 5 --step-time distserve-opt-13b-a100 --speed 1,2,4 --max-load \\
+                    --html report.html
+  pointsman compare --trace my.jsonl --fleet fleet.toml --arm now=kv-aware --arm new=./new.wasm \\
+                    --seeds 5 --html report.html --json report.json
 
 Presets of --step-time: dynamo (the default), distserve-opt-13b-a100, blis-llama-8b-h100.
 
 Ctrl-C ends the runs; the report then has the seeds that are over.
 
-Exit code: 0 when every run came to its end; 2 when an argument, a file or a policy is not usable, or when no
+Exit code: 0 when every run came to its end; 2 when an argument, a file or a policy is not usable, or when no \
 arm answered a request; 130 after Ctrl-C.")]
 pub struct CompareArgs {
     /// Trace: Mooncake JSONL (also AIPerf's form for sessions), Qwen usage JSONL, Azure LLM inference CSV or
