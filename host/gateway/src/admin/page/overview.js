@@ -159,7 +159,7 @@ function slotRow(slot, lanes) {
   }
   for (const one of store.slots.compiling.filter((file) => file.slot === slot.slot && file.model === slot.model)) trials.push(chip("wait", `${one.file} compiles`));
   return make("tr.go", null, make("td", null, make("a.hit", { href: slotHref(slot) }, slotName(slot))), make("td.policy", null, slot.policy, dim(` @${slot.generation}`), slot.breaker_open && [" ", chip("no", "fallback serves")]),
-    make("td.trials", null, trials.length ? trials.map((one) => [one, " "]) : dim("none")), make("td.n", { "data-label": "decisions" }, active ? decisionsText(slot, lanes) : "–"),
+    make("td.trials", { "data-label": "trials" }, trials.length ? trials.map((one) => [one, " "]) : dim("none")), make("td.n", { "data-label": "decisions" }, active ? decisionsText(slot, lanes) : "–"),
     make("td.n", { "data-label": "fallbacks" }, active?.decisions ? percent(active.fallbacks / active.decisions, 1) : "0 %"), make("td.n", { "data-label": "call p99" }, callText(active)));
 }
 
