@@ -48,12 +48,13 @@ Examples:
   pointsman check-config pointsman.toml
   pointsman config show --config pointsman.toml
   pointsman import llm-d epp.yaml > pointsman.toml
-  pointsman import vllm-router -- --worker-urls http://10.0.0.1:8000 --policy cache_aware > pointsman.toml
+  pointsman import vllm-router -- --worker-urls http://10.0.0.1:8000 > pointsman.toml
   pointsman key new --id team-a-1 --tenant team-a >> pointsman.toml
   pointsman policy new shortest-queue --world selector
-  pointsman policy test shortest_queue.wasm --cases cases.toml
-  pointsman policy bench shortest_queue.wasm
-  pointsman policy run shortest_queue.wasm --receipts decisions.jsonl
+  pointsman policy build shortest-queue
+  pointsman policy test shortest-queue/shortest-queue.wasm
+  pointsman policy bench shortest-queue/shortest-queue.wasm
+  pointsman policy run shortest-queue/shortest-queue.wasm --receipts decisions.jsonl
   pointsman policy inspect prefill.wasm
   pointsman policy push prefill.wasm registry.example.com/team/prefill:1.0.0
   pointsman policy pull registry.example.com/team/prefill:1.0.0 -o prefill.wasm
@@ -115,7 +116,8 @@ struct ServeArgs {
     /// Address of the operators' listener [default: 127.0.0.1:9090].
     #[arg(long)]
     admin_listen: Option<SocketAddr>,
-    /// Directory of policies: `prefill.wasm`, `decode.wasm`, `aggregated.wasm`, `decode-override.wasm`.
+    /// Directory of policies: SLOT.wasm, or SLOT.formula.toml, and for trials SLOT.canary.wasm and
+    /// SLOT.shadow.wasm. SLOT is prefill, decode, aggregated or decode-override (which takes no formula).
     #[arg(long)]
     policies: Option<PathBuf>,
     /// A worker: role=prefill|decode|aggregated,engine=vllm|sglang|trtllm|openai,url=http://HOST:PORT and
@@ -124,6 +126,10 @@ struct ServeArgs {
     #[arg(long = "worker", value_name = "KEY=VALUE,…")]
     workers: Vec<String>,
 }
+
+/// What is wrong with a `--worker` that has no key, such as a URL alone.
+const NOT_A_WORKER: &str = "is not of the form role=prefill|decode|aggregated,engine=vllm|sglang|trtllm|openai,\
+                            url=http://HOST:PORT";
 
 /// Runs the command that the process was started with, or the program that has it.
 #[must_use]
@@ -191,6 +197,7 @@ impl ServeArgs {
                     config.given_by(format!("workers[{}]", config.workers.len()), shown);
                     config.workers.push(worker);
                 }
+                Err(_) if !flag.contains('=') => config.refuse_flag(shown, NOT_A_WORKER.to_owned()),
                 Err(_) => {
                     for problem in WorkerSpec::flag_problems(flag) {
                         config.refuse_flag(shown.clone(), problem.to_string());
@@ -311,17 +318,19 @@ fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
     outcome
 }
 
-/// A worker flag without its secrets, for messages. A part without `=` is the rest of a value with a comma,
-/// which may be a secret.
+/// A worker flag without its secrets, for messages. A part without `=` behind another one is the rest of a
+/// value with a comma, which may be a secret.
 fn without_key(flag: &str) -> String {
-    let mut parts = flag.split(',').peekable();
+    let (mut parts, mut is_first) = (flag.split(',').peekable(), true);
     let parts = std::iter::from_fn(|| {
         let part = parts.next()?;
+        let was_first = std::mem::take(&mut is_first);
         let goes_on = parts.peek().is_some_and(|next| !next.contains('='));
         Some(match part.split_once('=') {
             Some(("api_key", _)) => "api_key=[secret]".to_owned(),
             Some(("url", _)) if goes_on => "url=[secret]".to_owned(),
             Some(("url", url)) => format!("url={}", url_without_secrets(url)),
+            None if was_first && !goes_on => url_without_secrets(part),
             None => "[secret]".to_owned(),
             _ => part.to_owned(),
         })

@@ -63,6 +63,19 @@ fn no_message_shows_a_worker_s_key() {
 }
 
 #[test]
+fn n7_a_worker_that_is_a_url_alone_is_answered_with_the_form() {
+    // N7.25
+    let text = refused(&["check-config", "--worker", "http://127.0.0.1:8001"]);
+    let form = "--worker http://127.0.0.1:8001: is not of the form role=prefill|decode|aggregated,\
+                engine=vllm|sglang|trtllm|openai,url=http://HOST:PORT";
+    assert!(text.contains(form) && text.matches("--worker").count() == 1, "{text}");
+    let text = refused(&["check-config", "--worker", "http://user:SECRET@127.0.0.1:8001"]);
+    assert!(text.contains("http://[secret]@127.0.0.1:8001") && !text.contains("SECRET"), "{text}");
+    let text = refused(&["check-config", "--worker", "http://user:SEC,RET@127.0.0.1:8001"]);
+    assert!(text.contains("[secret]") && !text.contains("SEC") && !text.contains("RET@"), "{text}");
+}
+
+#[test]
 fn a_configuration_error_names_line_column_and_key_and_no_secret() {
     let dir = tempfile::tempdir().expect("a folder");
     let file = dir.path().join("p.toml");
