@@ -156,6 +156,36 @@ fn the_programs_themselves_show_the_names_that_they_were_called_by() {
     assert!(!help.contains("Not installed") && help.contains("\n  calibrate "), "{help}");
 }
 
+/// Width at which the help is wrapped where it is not for a terminal.
+const HELP_WIDTH: usize = 100;
+
+#[test]
+fn o1_no_example_of_a_help_page_is_wrapped_and_no_paragraph_is_broken_by_hand() {
+    let commands = "|serve|workers|observe|compare|calibrate|policy build|policy dev|policy test|policy facts|\
+                    policy inspect|policy run|policy bench|policy push|policy pull";
+    let mut examples = 0;
+    for command in commands.split('|') {
+        let arguments = command.split_whitespace().chain(["--help"]);
+        let help = text(&Command::new(pointsman()).args(arguments).output().unwrap().stdout);
+        // The text behind the last option.
+        let (_, end) = help.rsplit_once("Print help").unwrap();
+        let lines: Vec<&str> = end.lines().skip(1).collect();
+        examples += lines.iter().filter(|line| line.starts_with("  pointsman ")).count();
+        let pairs = lines.windows(2).map(|pair| (pair[0], pair[1]));
+        for (line, next) in pairs.filter(|(line, next)| !line.is_empty() && !next.is_empty()) {
+            let begins =
+                line.ends_with(':') || ["Exit", "The token"].iter().any(|word| next.starts_with(word));
+            let word = next.split_whitespace().next().unwrap();
+            let is_full = line.chars().count() + 1 + word.chars().count() > HELP_WIDTH;
+            let is_example = line.starts_with("  ");
+            let good = if is_example { next.starts_with("  ") } else { begins || is_full };
+            // O1.28
+            assert!(good, "{command}:\n{line}\n{next}");
+        }
+    }
+    assert!(examples > 25, "{examples}");
+}
+
 #[test]
 fn a_program_of_another_version_is_refused() {
     let bin = Path::new(pointsman()).parent().unwrap();
