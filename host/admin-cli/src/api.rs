@@ -10,7 +10,8 @@ use crate::text::clean;
 mod decisions;
 
 pub use decisions::{
-    CachedTokens, Call, Costed, Decider, Decision, Decisions, LegRun, Outcome, Plan, Refused, Shadow, Stage,
+    CachedTokens, Call, Costed, Decider, Decision, Decisions, Facts, LegRun, Outcome, Plan, Refused, Shadow,
+    Stage,
 };
 
 /// `GET /status`.

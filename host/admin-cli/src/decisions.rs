@@ -3,16 +3,17 @@
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
+use serde::Deserialize;
 
 use crate::{
     EXIT_CODES,
     api::{Decision, Decisions, Outcome},
     block_on,
-    explain::{candidate, explain, why_failed},
+    explain::{candidate, why_failed},
     gateway::{Gateway, GatewayArgs, query, segment},
     print,
     summary::SummaryArgs,
-    text::{Column, NONE, Table, millis, moment},
+    text::{Column, NONE, Table, clean, millis, moment},
     worker_name::worker_of,
 };
 
@@ -49,6 +50,18 @@ pub struct DecisionsArgs {
     gateway: GatewayArgs,
 }
 
+/// The answer of `GET /decisions/{id}`.
+#[derive(Deserialize)]
+struct Explained {
+    sentences: Vec<String>,
+}
+
+impl Explained {
+    fn text(&self) -> String {
+        self.sentences.iter().map(|sentence| format!("{}\n", clean(sentence))).collect()
+    }
+}
+
 impl DecisionsArgs {
     pub(crate) fn run(&self) -> anyhow::Result<ExitCode> {
         if let Some(DecisionsCommand::Summary(args)) = &self.command {
@@ -69,7 +82,7 @@ impl DecisionsArgs {
             return answer.print_json();
         }
         match &self.id {
-            Some(_) => print(&explain(&answer.read::<Decision>()?))?,
+            Some(_) => print(&answer.read::<Explained>()?.text())?,
             None => print(&table(&answer.read::<Decisions>()?))?,
         }
         Ok(ExitCode::SUCCESS)

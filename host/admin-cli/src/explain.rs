@@ -8,34 +8,37 @@ use crate::{
     text::{clean, counted, millis, moment},
 };
 
-/// Explains a decision: the request, the decider, the choice and its reason, and how the request ended.
-pub(crate) fn explain(one: &Decision) -> String {
-    told(one).map(|sentence| format!("{sentence}\n")).collect()
-}
+mod plan;
 
-/// Explains a receipt of `GET /decisions/{id}` as `pointsman decisions ID` does. Empty: it is not a receipt.
+/// Returns the address of the worker with an id; `None`: the id names it.
+type Addresses<'a> = &'a dyn Fn(u64) -> Option<String>;
+
+/// Explains a receipt of `GET /decisions/{id}`: the request, the decider, the choice and its reason, and how
+/// the request ended. Empty: it is not a receipt. `addresses` returns the address of the worker with an id;
+/// `None`: the id names it.
 #[must_use]
-pub fn sentences(receipt: &serde_json::Value) -> Vec<String> {
-    Decision::deserialize(receipt).map(|one| told(&one).collect()).unwrap_or_default()
+pub fn sentences(receipt: &serde_json::Value, addresses: Addresses<'_>) -> Vec<String> {
+    Decision::deserialize(receipt).map(|one| told(&one, addresses)).unwrap_or_default()
 }
 
-fn told(one: &Decision) -> impl Iterator<Item = String> {
+fn told(one: &Decision, addresses: Addresses<'_>) -> Vec<String> {
     let sentences = [
         Some(asked(one)),
         Some(decided(one)),
-        Some(chosen(one)),
+        Some(chosen(one, addresses)),
+        plan::reason(one, addresses),
         one.reason.as_ref().filter(|reason| !reason.is_empty()).map(|reason| format!("The policy's reason: {reason}.")),
         one.cached_blocks.map(|(device, host, disk)| {
             format!("Blocks of the prompt expected in its cache: {device} on the device, {host} on the host, {disk} on disk.")
         }),
-        shadow(one),
+        shadow(one, addresses),
         one.outcome.as_ref().and_then(stream_failed),
         one.outcome.as_ref().and_then(|outcome| outcome.continues.as_ref()).map(|before| {
             format!("It generated the rest of the stream that the engine of decision {before} began.")
         }),
         Some(ended(one.outcome.as_ref())),
     ];
-    sentences.into_iter().flatten().map(|sentence| clean(&sentence).into_owned())
+    sentences.into_iter().flatten().map(|sentence| clean(&sentence).into_owned()).collect()
 }
 
 /// The name of a candidate.
@@ -43,8 +46,9 @@ pub(crate) fn candidate(worker: u64, rank: u32) -> String {
     format!("{worker}/{rank}")
 }
 
-fn named(worker: u64, rank: u32) -> String {
-    format!("worker {worker} (rank {rank})")
+fn named(worker: u64, rank: u32, addresses: Addresses<'_>) -> String {
+    let name = addresses(worker).unwrap_or_else(|| worker.to_string());
+    format!("worker {name} (rank {rank})")
 }
 
 fn asked(one: &Decision) -> String {
@@ -135,25 +139,11 @@ fn no_answer(reason: &str, detail: Option<&str>) -> String {
     }
 }
 
-fn chosen(one: &Decision) -> String {
+fn chosen(one: &Decision, addresses: Addresses<'_>) -> String {
     let among = one.candidates.len();
     let took = format!("The decision took {:.0} µs.", one.took_us);
     if let Some(plan) = &one.plan {
-        let means = match &*plan.word {
-            "remote" => ": prefill and decode on two workers",
-            "local" => ": prefill and decode on one worker",
-            "shed" => ": the request is refused",
-            _ => "",
-        };
-        let about = plan.decode.map(|(worker, rank)| match &*plan.word {
-            "local" => format!(", with {} for decode", named(worker, rank)),
-            "remote" => format!(
-                ". The question was about {} for decode; the decode leg has a decision of its own",
-                named(worker, rank)
-            ),
-            _ => format!(". The question was about {} for decode", named(worker, rank)),
-        });
-        return format!("The answer was {}{means}{}. {took}", plan.word, about.unwrap_or_default());
+        return format!("{} {took}", plan::answer(plan, addresses));
     }
     if let Some(refused) = &one.refused {
         return format!("No candidate was chosen: {} ({}). {took}", refused.detail, refused.code);
@@ -165,15 +155,16 @@ fn chosen(one: &Decision) -> String {
     } else {
         format!(" among {}", counted(among as u64, "candidate"))
     };
-    let second = one.runner_up.as_ref().zip(choice.cost).and_then(|(second, cost)| runner_up(second, cost));
+    let second = one.runner_up.as_ref().zip(choice.cost);
+    let second = second.and_then(|(second, cost)| runner_up(second, cost, addresses));
     format!(
         "{} was chosen{cost}{among}.{} {took}",
-        capital(&named(choice.worker, choice.dp_rank)),
+        capital(&named(choice.worker, choice.dp_rank, addresses)),
         second.unwrap_or_default()
     )
 }
 
-fn runner_up(second: &Costed, chosen: f64) -> Option<String> {
+fn runner_up(second: &Costed, chosen: f64, addresses: Addresses<'_>) -> Option<String> {
     let cost = second.cost?;
     let more = format!("{:.2}", (cost - chosen).abs());
     let compared = match more.as_str() {
@@ -181,14 +172,15 @@ fn runner_up(second: &Costed, chosen: f64) -> Option<String> {
         _ if cost < chosen => format!("cost {cost:.2}, {more} cheaper: the cheapest was not chosen"),
         _ => format!("cost {cost:.2}, {more} dearer"),
     };
-    Some(format!(" The runner-up was {} at {compared}.", named(second.worker, second.dp_rank)))
+    let second = named(second.worker, second.dp_rank, addresses);
+    Some(format!(" The runner-up was {second} at {compared}."))
 }
 
-fn shadow(one: &Decision) -> Option<String> {
+fn shadow(one: &Decision, addresses: Addresses<'_>) -> Option<String> {
     let shadow = one.shadow.as_ref()?;
     let choice = match (&shadow.plan, shadow.choice) {
         (Some(plan), _) => plan.clone(),
-        (None, Some((worker, rank))) => named(worker, rank),
+        (None, Some((worker, rank))) => named(worker, rank, addresses),
         (None, None) => "nothing".to_owned(),
     };
     let agrees = match shadow.agrees {

@@ -70,7 +70,18 @@ pub struct Stage {
     pub world: Option<String>,
     /// Number of rows that it received; `None` where the inputs were dropped.
     pub rows: Option<u64>,
+    #[serde(default)]
+    pub request: Facts,
+    /// Of a decode override: each fact of the decode worker, as a list with one value.
+    #[serde(default)]
+    pub decode: Facts,
+    /// A list for each fact, with a value for each row.
+    #[serde(default)]
+    pub workers: Facts,
 }
+
+/// Facts by name.
+pub type Facts = serde_json::Map<String, serde_json::Value>;
 
 /// A candidate and its cost.
 #[derive(Clone, Debug, Deserialize)]

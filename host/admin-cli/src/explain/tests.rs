@@ -2,6 +2,10 @@ use serde_json::json;
 
 use super::*;
 
+fn explain(one: &Decision) -> String {
+    told(one, &|_| None).into_iter().map(|sentence| format!("{sentence}\n")).collect()
+}
+
 fn receipt(change: impl FnOnce(&mut serde_json::Value)) -> Decision {
     let mut value = json!({
         "id": "6b03751d00000001", "request_id": "r\u{1b}1", "model": "tiny", "leg": "prefill", "attempt": 0,
@@ -49,6 +53,93 @@ fn a_plan_says_what_it_means_and_equal_costs_are_no_difference() {
     assert!(shadow.contains(other), "{shadow}");
     let tie = explain(&receipt(|receipt| receipt["runner_up"]["cost"] = json!(1.501)));
     assert!(tie.contains(" The runner-up was worker 1 (rank 0) at the same cost. "), "{tie}");
+}
+
+#[test]
+fn o1_sentences_name_workers_by_address() {
+    let addresses = |worker| (worker != 1).then(|| format!("10.0.0.{worker}:8000"));
+    let one = receipt(|receipt| {
+        receipt["shadow"] = json!({ "generation": 4, "choice": [2, 1], "agrees": true });
+    });
+    let text = told(&one, &addresses).join("\n");
+    for sentence in [
+        "Worker 10.0.0.2:8000 (rank 1) was chosen at cost 1.50",
+        "The runner-up was worker 1 (rank 0) at cost 4.00",
+        "The shadow (generation 4) would have chosen worker 10.0.0.2:8000 (rank 1), the same.",
+    ] {
+        // O1.26
+        assert!(text.contains(sentence), "{sentence}\n{text}");
+    }
+}
+
+/// A receipt of `predicted-disagg` about a prompt of 1,000 tokens.
+fn planned(word: &str, change: impl FnOnce(&mut serde_json::Value)) -> String {
+    explain(&receipt(|receipt| {
+        receipt["plan"] = json!({ "word": word, "decode": [5, 1] });
+        receipt["choice"] = serde_json::Value::Null;
+        let mut stage = json!({
+            "policy": "predicted-disagg", "rows": 2,
+            "request": { "prompt-tokens": 1_000, "block-size": 16, "itl-target-us": 0 },
+            "decode": {
+                "active-prefill-tokens": [30], "cached-blocks-device": [2], "active-requests": [3],
+                "engine-running": [4], "engine-queue": [1], "kv-usage": [0.5], "load-age-ms": [200],
+                "prefill-us-per-ktoken": [50_000], "local-prefill": [1],
+            },
+            "workers": { "active-prefill-tokens": [500, 100], "cached-blocks-device": [20, 0] },
+        });
+        change(&mut stage);
+        receipt["stages"] = json!([stage]);
+    }))
+}
+
+#[test]
+fn o1_a_plan_of_predicted_disagg_is_told_with_what_it_compared() {
+    let compared = "until it has the prompt it computes 998 tokens (30 waiting, 968 not cached) and delays 5 requests; \
+                    worker 2 (rank 1), the best for prefill, computes 1100 (100 waiting, 1000 not cached). The \
+                    settings margin-tokens and delayed-weight say how much is enough.\n";
+    for (word, saves) in [
+        ("remote", "Remote, because the decode worker saves too little: "),
+        ("local", "Local, because the decode worker saves enough: "),
+    ] {
+        let text = planned(word, |_| {});
+        // O1.27
+        assert!(text.contains(&format!("\n{saves}{compared}")), "{text}");
+    }
+    // Figures of the engine that are old count for nothing.
+    let old = planned("remote", |stage| {
+        stage["decode"]["load-age-ms"] = json!([10_001]);
+        stage["decode"]["kv-usage"] = json!([0.95]);
+    });
+    assert!(old.contains(" and delays 3 requests; "), "{old}");
+    for (fact, value, why) in [
+        ("local-prefill", json!([0]), "the decode worker cannot prefill"),
+        ("kv-usage", json!([0.93]), "the engine of the decode worker uses 93 % of its KV cache"),
+    ] {
+        let text = planned("remote", |stage| stage["decode"][fact] = value);
+        // O1.27
+        assert!(text.contains(&format!("\nRemote, because {why}.\n")), "{text}");
+    }
+}
+
+#[test]
+fn o1_a_plan_for_a_request_with_an_itl_target_is_told_with_its_reason() {
+    let targeted = |time: u32| {
+        planned("remote", |stage| {
+            stage["request"]["itl-target-us"] = json!(40_000);
+            stage["decode"]["prefill-us-per-ktoken"] = json!([time]);
+        })
+    };
+    for (time, why) in [
+        (50_000, "the decode worker would compute for 48.4 ms, longer than the ITL target of 40 ms"),
+        (0, "the request has an ITL target (40 ms), and the decode worker's speed is not measured"),
+        (10_000, "the decode worker saves too little: "),
+    ] {
+        // O1.27
+        assert!(targeted(time).contains(&format!("\nRemote, because {why}")), "{}", targeted(time));
+    }
+    // Nothing is said of what another policy compared, nor where the policy failed.
+    let other = planned("remote", |stage| stage["policy"] = json!("mine"));
+    assert!(!other.contains("because"), "{other}");
 }
 
 #[test]

@@ -14,6 +14,7 @@ use axum::{
 use bytes::Bytes;
 use futures_util::stream;
 use pointsman_routing::{DecisionHeader, DecisionId, DecisionResult, Decisions, Record};
+use pointsman_workers::{Snapshot, Worker, WorkerId};
 use serde_json::{Value, json};
 use tokio::time::Duration;
 
@@ -24,6 +25,8 @@ use crate::{big_numbers::with_texts, state::State};
 const DEFAULT_LIMIT: usize = 50;
 /// Largest number of decisions in an answer; an export has no limit.
 const MAX_LIMIT: usize = 1_000;
+/// Largest worker id that is taken for one of an operator, as the page does.
+const LONGEST_CHOSEN: u64 = 9_999_999_999;
 /// Number of lines written between two yields to other tasks.
 const LINES_PER_TURN: usize = 32;
 
@@ -84,7 +87,8 @@ pub(super) async fn one(
     match state.router.decisions().get(number, |_, _| true) {
         Some(record) => {
             let mut receipt = json!(record);
-            let sentences = pointsman_admin_cli::sentences(&receipt);
+            let snapshot = state.registry.snapshot();
+            let sentences = pointsman_admin_cli::sentences(&receipt, &|id| address(&snapshot, id));
             if let Some(members) = receipt.as_object_mut() {
                 members.insert("sentences".to_owned(), json!(sentences));
             }
@@ -97,6 +101,18 @@ pub(super) async fn one(
             &format!("decision `{id}` is not recorded; decisions.keep and decisions.bytes limit the record"),
         ),
     }
+}
+
+/// The address of a worker, unless an operator chose its id: ids of that length are hashes. `None` also when
+/// the worker left, or another one has the same address.
+fn address(workers: &Snapshot, id: u64) -> Option<String> {
+    let address = |worker: &Arc<Worker>| {
+        let url = worker.spec().url.trim_end_matches('/').to_owned();
+        url.split_once("://").map_or(url.clone(), |(_, address)| address.to_owned())
+    };
+    let found = workers.get(WorkerId(id)).filter(|_| id > LONGEST_CHOSEN).map(address)?;
+    let uses = workers.workers().iter().filter(|worker| address(worker) == found).count();
+    (uses == 1).then_some(found)
 }
 
 /// `GET /decisions/export`: one decision a line, newest first, as they are when their line is written.
@@ -242,7 +258,25 @@ fn pairs(query: &str) -> Vec<(String, String)> {
 
 #[cfg(test)]
 mod tests {
+    use pointsman_workers::{Registry, WorkerSpec};
+
     use super::*;
+
+    #[test]
+    fn o1_a_worker_whose_id_is_a_hash_has_its_address_in_sentences() {
+        let registry = Registry::default();
+        let add = |flag: &str| registry.upsert(WorkerSpec::parse_flag(flag).unwrap());
+        add("id=7,role=decode,engine=vllm,model=m,url=http://a:1");
+        add("id=10000000000,role=decode,engine=vllm,model=m,url=https://b:2/x/");
+        add("id=10000000001,role=prefill,engine=vllm,model=m,url=http://c:3");
+        add("id=10000000002,role=decode,engine=vllm,model=m,url=http://c:3/");
+        let snapshot = registry.snapshot();
+        // O1.26
+        assert_eq!(address(&snapshot, 10_000_000_000).as_deref(), Some("b:2/x"));
+        for id in [7, 10_000_000_001, 10_000_000_003] {
+            assert_eq!(address(&snapshot, id), None, "{id}");
+        }
+    }
 
     #[test]
     fn a_filter_that_makes_no_sense_is_named() {
