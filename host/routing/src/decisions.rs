@@ -1,9 +1,9 @@
 //! The latest decisions, kept in memory to be explained: bounded in number and bytes, written by the data
 //! threads.
 //!
-//! A writer does not wait for a reader: it takes the next ticket, and with it the next shard, when a shard is
-//! locked, and a reader locks a shard only while it copies one decision. In steady state recording allocates nothing: a shard's memory is
-//! one ring of words.
+//! A writer does not wait for a reader: when a shard is locked, it takes the next ticket and with it the next
+//! shard. A reader locks a shard only while it copies one decision. In steady state recording allocates
+//! nothing: a shard's memory is one ring of words.
 
 use std::{
     sync::{
