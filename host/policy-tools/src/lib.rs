@@ -22,6 +22,7 @@ mod place;
 mod policy_file;
 pub mod replay;
 mod run;
+mod staged;
 mod test;
 mod transfer;
 mod user_cache;

@@ -9,7 +9,7 @@ mod no_registry;
 mod registry;
 
 pub(crate) use artifact::{Artifact, Metadata};
-pub(crate) use layout::{Layout, replace};
+pub(crate) use layout::Layout;
 #[cfg(not(feature = "registry"))]
 pub(crate) use no_registry::RegistryArgs;
 #[cfg(feature = "registry")]

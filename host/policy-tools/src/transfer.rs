@@ -11,10 +11,11 @@ use clap::Args;
 use pointsman_policy_runtime::{Limits, digest};
 
 use crate::{
-    oci::{Artifact, Layout, Metadata, RegistryArgs, replace},
+    oci::{Artifact, Layout, Metadata, RegistryArgs},
     output::print,
     place::Place,
     policy_file::{formulas, is_formula, read, refused},
+    staged::{Staged, replace},
 };
 
 /// Arguments of `push`.
@@ -164,22 +165,36 @@ fn signature(file: &Path) -> anyhow::Result<Option<String>> {
     }
 }
 
-/// Writes the signature first: a gateway that watches the directory then finds both when it finds the policy.
-/// Removes the signature that belonged to the content before, and returns a line about it.
+/// Writes a policy and its signature. Both are complete on disk before one of them is put in place: when a
+/// write fails, the pair that was there stays whole. The signature comes first: a gateway that watches the
+/// directory then finds both when it finds the policy. Removes the signature that belonged to the content
+/// before, and returns a line about it.
 fn write(file: &Path, artifact: &Artifact) -> anyhow::Result<String> {
     let path = signature_path(file);
-    if let Some(text) = &artifact.signature {
-        replace(&path, text.as_bytes()).with_context(|| path.display().to_string())?;
-    }
-    replace(file, &artifact.wasm).with_context(|| file.display().to_string())?;
-    if artifact.signature.is_some() {
-        return Ok(String::new());
-    }
-    match std::fs::remove_file(&path) {
-        Ok(()) => Ok(format!("\nremoved {}: this policy comes without a signature", path.display())),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(String::new()),
-        Err(error) => Err(error).with_context(|| format!("cannot remove {}", path.display())),
-    }
+    let stage = |path: &Path, bytes: &[u8]| {
+        Staged::write(path, bytes).with_context(|| format!("cannot write {}", path.display()))
+    };
+    let signed = artifact.signature.as_ref().map(|text| stage(&path, text.as_bytes())).transpose()?;
+    let policy = stage(file, &artifact.wasm)?;
+    let Some(signed) = signed else {
+        policy.put_in_place().with_context(|| file.display().to_string())?;
+        return match std::fs::remove_file(&path) {
+            Ok(()) => Ok(format!("\nremoved {}: this policy comes without a signature", path.display())),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(String::new()),
+            Err(error) => Err(error).with_context(|| format!("cannot remove {}", path.display())),
+        };
+    };
+    let before = std::fs::read(&path);
+    signed.put_in_place().with_context(|| path.display().to_string())?;
+    policy.put_in_place().with_context(|| {
+        let restored = match &before {
+            Ok(text) => replace(&path, text),
+            Err(_) => std::fs::remove_file(&path),
+        };
+        let error = restored.err().map(|error| format!("; {} is the new one: {error}", path.display()));
+        format!("cannot replace {}{}", file.display(), error.unwrap_or_default())
+    })?;
+    Ok(String::new())
 }
 
 #[cfg(test)]

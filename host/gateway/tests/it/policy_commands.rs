@@ -868,6 +868,44 @@ fn o9_a_copy_without_a_signature_leaves_none_of_another_policy() {
 }
 
 #[test]
+fn o9_a_signed_policy_and_its_signature_are_replaced_together_or_not_at_all() {
+    let dir = folder();
+    let path = |name: &str| dir.path().join(name);
+    let read = |name: &str| fs::read_to_string(path(name)).expect("read");
+    embedded(dir.path(), "least-loaded");
+    fs::write(path("policy.wasm.minisig"), "untrusted comment: new\nabc\n").expect("written");
+    fs::create_dir(path("d")).expect("created");
+    fs::write(path("d/policy.wasm"), "another policy").expect("written");
+    fs::write(path("d/policy.wasm.minisig"), "its signature").expect("written");
+    let program = crate::programs::pointsman();
+    for command in ["push policy.wasm dir:d", "pull dir:policy.wasm -o d/policy.wasm"] {
+        // The largest file may have 4 KiB.
+        let script = format!("trap '' XFSZ; ulimit -f 8; exec {program} policy {command}");
+        let ran = Command::new("sh").current_dir(dir.path()).args(["-c", &script]).output().expect("run");
+        let error = String::from_utf8_lossy(&ran.stderr);
+        // O9.4
+        assert!(ran.status.code() == Some(2) && error.contains("File too large"), "{command}: {error}");
+        let kept = (read("d/policy.wasm"), read("d/policy.wasm.minisig"));
+        assert_eq!(kept, ("another policy".into(), "its signature".into()), "{command}");
+        assert_eq!(fs::read_dir(path("d")).expect("listed").count(), 2, "{command}: nothing else is left");
+    }
+    fs::remove_file(path("d/policy.wasm")).expect("removed");
+    fs::create_dir(path("d/policy.wasm")).expect("created");
+    let refused = pointsman(dir.path(), ["push", "policy.wasm", "dir:d"]);
+    assert!(
+        refused.code == Some(2) && refused.err.contains("cannot replace d/policy.wasm"),
+        "{}",
+        refused.err
+    );
+    assert_eq!(read("d/policy.wasm.minisig"), "its signature");
+    assert_eq!(fs::read_dir(path("d")).expect("listed").count(), 2);
+    fs::remove_dir(path("d/policy.wasm")).expect("removed");
+    let pushed = pointsman(dir.path(), ["push", "policy.wasm", "dir:d"]);
+    assert_eq!(pushed.code, Some(0), "{}", pushed.err);
+    assert_eq!(read("d/policy.wasm.minisig"), "untrusted comment: new\nabc\n");
+}
+
+#[test]
 fn o9_a_formula_file_is_copied_to_a_directory_that_exists_and_to_no_registry() {
     let dir = folder();
     let path = |name: &str| dir.path().join(name);

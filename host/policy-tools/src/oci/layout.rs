@@ -2,7 +2,6 @@
 
 use std::{
     fs,
-    io::Write as _,
     path::{Path, PathBuf},
 };
 
@@ -13,6 +12,7 @@ use super::{
     artifact::{Artifact, Blob, Descriptor, Manifest},
     error::OciError,
 };
+use crate::staged::replace;
 
 /// Media type of the index.
 const INDEX: &str = "application/vnd.oci.image.index.v1+json";
@@ -120,19 +120,6 @@ impl Layout {
 
 fn tag_of(manifest: &Descriptor) -> Option<&str> {
     manifest.rest.get("annotations")?.get(TAG)?.as_str()
-}
-
-/// Writes a file in one step, so that a reader sees the old or the new content. Creates the directory if
-/// needed.
-pub(crate) fn replace(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    fs::create_dir_all(directory)?;
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let staged = directory.join(format!(".{name}.{}", std::process::id()));
-    let mut file = fs::File::create(&staged)?;
-    file.write_all(bytes)?;
-    file.sync_all()?;
-    fs::rename(&staged, path)
 }
 
 #[cfg(test)]
