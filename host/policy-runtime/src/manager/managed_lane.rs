@@ -1,10 +1,11 @@
 //! Content of one lane: what is active, what was refused, and which promotion holds. Knows no files and no
 //! engine.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Duration};
 
 use pointsman_routing::Digest;
 use serde::Serialize;
+use tokio::time::Instant;
 
 use super::{compile_queue::PolicyKey, halves::Halves, now_ms, record::RefusalRecord};
 use crate::spec::InheritedBy;
@@ -12,6 +13,10 @@ use crate::spec::InheritedBy;
 /// Consecutive scans without a file after which its lane is emptied. A file may be replaced by removing it
 /// first.
 const MAX_MISSES: u8 = 2;
+
+/// Time after which a scan looks again at what may be in the middle of a replacement: a file or the directory
+/// that is missing, or a file that its signature does not fit.
+pub(super) const RESCAN: Duration = Duration::from_secs(1);
 
 /// Source of a lane's content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -64,6 +69,8 @@ pub(super) struct ManagedLane {
     seen: bool,
     /// Consecutive scans that missed the file.
     misses: u8,
+    /// Time from which a signature that does not fit its file is a refusal; `None` while all fit.
+    tampered_from: Option<Instant>,
     /// Which policy in the file gets the settings of the slot.
     pub(super) inherited_by: Option<InheritedBy>,
 }
@@ -86,6 +93,7 @@ impl ManagedLane {
             own: None,
             seen: false,
             misses: 0,
+            tampered_from: None,
             inherited_by: None,
         }
     }
@@ -108,9 +116,20 @@ impl ManagedLane {
         false
     }
 
-    /// Returns whether its file is missing, and the next scan decides whether it is gone.
-    pub(super) fn is_missing(&self) -> bool {
-        self.misses > 0
+    /// Returns whether a signature that does not fit its file may only be in the middle of an update: one of
+    /// the two is replaced first. `is_tampered`: whether one does not fit now.
+    pub(super) fn may_be_updated(&mut self, is_tampered: bool) -> bool {
+        if !is_tampered {
+            self.tampered_from = None;
+            return false;
+        }
+        let now = Instant::now();
+        now < *self.tampered_from.get_or_insert(now + RESCAN)
+    }
+
+    /// Returns whether the next scan decides whether its file is gone, or does not fit its signature.
+    pub(super) fn may_be_in_replacement(&self) -> bool {
+        self.misses > 0 || self.tampered_from.is_some_and(|from| Instant::now() < from)
     }
 
     /// Records what the lane is asked to run. Returns whether that runs already, was refused already, or is
@@ -166,8 +185,10 @@ impl ManagedLane {
         self.waits_for = policies;
     }
 
-    /// Forgets that content was refused because its compiler ended.
-    pub(super) fn retry_compiles(&mut self) {
+    /// Forgets that content was refused because its compiler ended, and lets the next scan refuse a signature
+    /// that does not fit at once.
+    pub(super) fn prepare_reload(&mut self) {
+        self.tampered_from = Some(Instant::now());
         if self.refusals.iter().any(|refusal| ["quarantined", "compiler_died"].contains(&refusal.kind)) {
             self.refused = None;
         }

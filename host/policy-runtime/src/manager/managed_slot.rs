@@ -118,16 +118,16 @@ impl ManagedSlot {
         })
     }
 
-    /// Returns whether a file of its lanes is missing and may come back.
-    pub(super) fn misses_file(&self) -> bool {
-        self.lanes().into_iter().any(ManagedLane::is_missing)
+    /// Returns whether a file of its lanes may be in the middle of a replacement.
+    pub(super) fn may_be_in_replacement(&self) -> bool {
+        self.lanes().into_iter().any(ManagedLane::may_be_in_replacement)
     }
 
-    /// Lets the next scan try files again that ended their compiler: an operator may have cleared their
-    /// quarantine.
-    pub(super) fn retry_compiles(&mut self) {
+    /// Prepares a scan that an operator asked for. It tries files again that ended their compiler, whose
+    /// quarantine may be over, and reports at once what it refuses.
+    pub(super) fn prepare_reload(&mut self) {
         for mode in Lane::ALL {
-            self.lane(mode).retry_compiles();
+            self.lane(mode).prepare_reload();
         }
     }
 
@@ -187,7 +187,11 @@ impl ManagedSlot {
         if let Some(found) = builder.find(&lane.file) {
             lane.found = found;
         }
-        let plan = match builder.plan(Some(&lane.file), &spec) {
+        let plan = builder.plan(Some(&lane.file), &spec);
+        if lane.may_be_updated(plan.as_ref().is_err_and(Refused::is_tampered)) {
+            return None;
+        }
+        let plan = match plan {
             Err(refused) => return self.refuse(mode, None, &refused),
             Ok(None) => return self.end_trial(mode),
             Ok(Some(plan)) => plan,

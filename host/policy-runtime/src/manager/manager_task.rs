@@ -19,6 +19,7 @@ use super::{
     Probation,
     command::{Command, CommandError, QueuedCommand, SlotName, slot_label},
     compile_queue::{CompileQueue, Finished},
+    managed_lane::RESCAN,
     managed_slot::ManagedSlot,
     now_ms,
     program_builder::ProgramBuilder,
@@ -37,9 +38,6 @@ use replies::{Done, Waiting};
 
 /// Number of changes in the status.
 const MAX_HISTORY: usize = 50;
-/// Time after which a scan looks again for a file, or the directory, that was missing: it may be in the
-/// middle of a replacement.
-const MISSING_RESCAN: Duration = Duration::from_secs(1);
 /// Files of no slot that are listed and logged; others are counted.
 const MAX_STRAYS: usize = 100;
 
@@ -101,6 +99,7 @@ impl ManagerTask {
         rescan: Duration,
     ) {
         let mut clock = ScanClock::new(debounce, rescan);
+        clock.scanned(self.looks_again());
         loop {
             tokio::select! {
                 Some(event) = events.recv() => self.handle_failure(&event),
@@ -112,11 +111,16 @@ impl ManagerTask {
                     self.scan();
                     // The scan may have cancelled what a command waits for.
                     self.reply_when_compiled();
-                    let is_gone = self.strays.first().is_some_and(Stray::is_directory);
-                    clock.scanned(is_gone || self.managed.iter().any(ManagedSlot::misses_file));
+                    clock.scanned(self.looks_again());
                 }
             }
         }
+    }
+
+    /// Returns whether the last scan may have been in the middle of a replacement.
+    fn looks_again(&self) -> bool {
+        self.strays.first().is_some_and(Stray::is_directory)
+            || self.managed.iter().any(ManagedSlot::may_be_in_replacement)
     }
 
     /// Scans for the first time, and compiles for at most `limit`.
@@ -225,7 +229,7 @@ impl ManagerTask {
     fn run_command(&mut self, command: Command) -> Result<Done, CommandError> {
         let changed = match command {
             Command::Reload => {
-                self.managed.iter_mut().for_each(ManagedSlot::retry_compiles);
+                self.managed.iter_mut().for_each(ManagedSlot::prepare_reload);
                 self.scan()
             }
             Command::RollBack { slot, lane } => {
@@ -349,7 +353,7 @@ fn find<'a>(managed: &'a mut [ManagedSlot], slot: &SlotName) -> Result<&'a mut M
 }
 
 /// Time of the next scan: after changes have paused for `quiet`, at the latest ten times `quiet` after the
-/// first of them, and every `rescan` without any; sooner while a file is missing.
+/// first of them, and every `rescan` without any; sooner while a file may be in replacement.
 struct ScanClock {
     due: Instant,
     /// The first change since the last scan.
@@ -369,8 +373,8 @@ impl ScanClock {
         self.due = (now + self.quiet).min(first + self.quiet * 10);
     }
 
-    fn scanned(&mut self, misses_file: bool) {
-        let pause = if misses_file { self.rescan.min(MISSING_RESCAN) } else { self.rescan };
+    fn scanned(&mut self, looks_again: bool) {
+        let pause = if looks_again { self.rescan.min(RESCAN) } else { self.rescan };
         (self.first, self.due) = (None, Instant::now() + pause);
     }
 }

@@ -87,6 +87,11 @@ impl Refused {
         self
     }
 
+    /// Returns whether a file and its signature differ.
+    pub(super) fn is_tampered(&self) -> bool {
+        self.all().into_iter().any(|one| matches!(*one.refusal, Refusal::Tampered))
+    }
+
     /// Returns this refusal and those of the other files.
     pub(super) fn all(&self) -> Vec<&Self> {
         std::iter::once(self).chain(self.others.iter().flat_map(Self::all)).collect()

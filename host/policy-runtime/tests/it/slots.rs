@@ -773,6 +773,41 @@ fn only_what_a_trusted_key_signed_is_looked_at() {
 }
 
 #[test]
+fn n7_an_update_of_policy_and_signature_is_no_refusal_between_its_two_renames() {
+    let trusted = minisign::KeyPair::generate_unencrypted_keypair().unwrap();
+    let keys = [trusted.pk.to_base64()];
+    let managed = managed(builtin(), TrustRules::new(Some(&keys), BTreeMap::new()).unwrap(), &[]);
+    let sign_and_put = |bytes: &[u8], pause: Duration| {
+        managed.put("prefill.wasm.minisig", &sign(&trusted.sk, bytes));
+        std::thread::sleep(pause);
+        managed.put("prefill.wasm", bytes);
+    };
+    sign_and_put(LEAST_LOADED, Duration::ZERO);
+    managed.until("the first one", |slot| slot.policy == "least-loaded");
+    let updates = [("weighted-random", WEIGHTED_RANDOM), ("least-loaded", LEAST_LOADED)];
+    for (name, bytes) in updates.into_iter().cycle() {
+        let (before, started) = (managed.status().refusals.len(), tokio::time::Instant::now());
+        // Several scans.
+        sign_and_put(bytes, Duration::from_millis(400));
+        let was_in_time = started.elapsed() < Duration::from_millis(800);
+        let status = managed.until("the update", |slot| slot.policy == name);
+        if was_in_time {
+            // N7.25
+            assert_eq!(status.refusals.len(), before, "{:#?}", status.refusals);
+            break;
+        }
+    }
+    // A refusal that lasts is reported, and a command reports it at once.
+    managed.put("prefill.wasm.minisig", &sign(&trusted.sk, b"other bytes"));
+    managed.until("refused", |slot| slot.refusals.back().is_some_and(|last| last.kind == "tampered"));
+    managed.put("prefill.wasm.minisig", &sign(&trusted.sk, b"still others"));
+    managed.put("prefill.canary.wasm.minisig", &sign(&trusted.sk, b"other bytes"));
+    managed.put("prefill.canary.wasm", LEAST_LOADED);
+    let refused = managed.reload().refused;
+    assert_eq!(refused.iter().map(|one| one.kind).collect::<Vec<_>>(), ["tampered"; 2]);
+}
+
+#[test]
 fn a_signature_that_binds_fits_one_slot_and_no_older_version() {
     let trusted = minisign::KeyPair::generate_unencrypted_keypair().unwrap();
     let bound = |bytes: &[u8], comment: &str| {
