@@ -25,8 +25,15 @@ pub struct TrustRules {
 struct Binding {
     /// Smallest version, by path without `.wasm`.
     min_versions: BTreeMap<String, u64>,
-    /// Largest version that was accepted since the start, by path.
-    accepted: Arc<Mutex<BTreeMap<String, u64>>>,
+    /// Largest version that was installed since the start, by path.
+    installed: Arc<Mutex<BTreeMap<String, u64>>>,
+}
+
+/// The path and the version that a signature names.
+#[derive(Clone, Debug)]
+pub(crate) struct SignedVersion {
+    name: String,
+    version: u64,
 }
 
 impl TrustRules {
@@ -47,7 +54,7 @@ impl TrustRules {
     }
 
     /// Requires that a signature names the path of its file and a version that is neither smaller than the
-    /// one in `min_versions` nor than one accepted before: an older signed file cannot take the place of a
+    /// one in `min_versions` nor than one installed before: an older signed file cannot take the place of a
     /// newer one.
     #[must_use]
     pub fn binding(mut self, min_versions: BTreeMap<String, u64>) -> Self {
@@ -55,31 +62,42 @@ impl TrustRules {
         self
     }
 
-    /// Takes over which versions the rules before these accepted.
+    /// Takes over which versions were installed under the rules before these.
     #[must_use]
     pub(crate) fn following(mut self, before: &Self) -> Self {
         if let (Some(binding), Some(before)) = (&mut self.binding, &before.binding) {
-            binding.accepted = before.accepted.clone();
+            binding.installed = before.installed.clone();
         }
         self
     }
 
-    /// Checks the signature and the pin of `file`. `signature` reads the text of its signature file.
+    /// Checks the signature and the pin of `file`. `signature` reads the text of its signature file. Returns
+    /// what the signature names, if it has to: the caller passes it to [`Self::installed`].
     pub(crate) fn check(
         &self,
         file: &Path,
         bytes: &[u8],
         digest: Digest,
         signature: impl FnOnce() -> Option<String>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<Option<SignedVersion>, Refusal> {
+        let mut version = None;
         if let Some(keys) = &self.keys {
             let text = signature().ok_or(Refusal::Unsigned)?;
             let comment = check_signature(keys, bytes, &text)?;
-            if let Some(binding) = &self.binding {
-                binding.check(&name_of(file), &comment)?;
-            }
+            let binding = self.binding.as_ref();
+            version = binding.map(|binding| binding.check(&name_of(file), &comment)).transpose()?;
         }
-        self.check_pin(file, digest)
+        self.check_pin(file, digest)?;
+        Ok(version)
+    }
+
+    /// Records that a signed version was installed. Smaller ones are refused from now on.
+    pub(crate) fn installed(&self, SignedVersion { name, version }: &SignedVersion) {
+        if let Some(binding) = &self.binding {
+            let mut installed = binding.installed.lock();
+            let largest = installed.entry(name.clone()).or_default();
+            *largest = (*largest).max(*version);
+        }
     }
 
     /// Checks that the digest is the pinned one, when `file` has a pin.
@@ -92,8 +110,8 @@ impl TrustRules {
 }
 
 impl Binding {
-    /// Checks a trusted comment, and remembers its version.
-    fn check(&self, name: &str, comment: &str) -> Result<(), Refusal> {
+    /// Checks a trusted comment and returns what it names.
+    fn check(&self, name: &str, comment: &str) -> Result<SignedVersion, Refusal> {
         let word = |key: &str| {
             let mut words = comment.split_ascii_whitespace();
             words.find_map(|word| word.strip_prefix(key)?.strip_prefix('='))
@@ -107,14 +125,17 @@ impl Binding {
         let Some(version) = word("version").and_then(|version| version.parse().ok()) else {
             return refuse("its trusted comment names no version".to_owned());
         };
-        let mut accepted = self.accepted.lock();
+        let installed = self.installed.lock().get(name).copied().unwrap_or(0);
         let configured = self.min_versions.get(name).copied().unwrap_or(0);
-        let least = accepted.get(name).copied().unwrap_or(0).max(configured);
-        if version < least {
-            return refuse(format!("it is for version {version}, and version {least} is in force"));
+        if version < installed.max(configured) {
+            let why = if installed >= configured {
+                format!("version {installed} was installed")
+            } else {
+                format!("`min_versions` demands {configured}")
+            };
+            return refuse(format!("it is for version {version}, and {why}"));
         }
-        accepted.insert(name.to_owned(), version);
-        Ok(())
+        Ok(SignedVersion { name: name.to_owned(), version })
     }
 }
 

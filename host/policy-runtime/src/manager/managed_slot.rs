@@ -210,7 +210,18 @@ impl ManagedSlot {
         if mode != Lane::Active {
             self.slot.set_share(mode, spec.share);
         }
-        if settled { self.update_source(mode, &plan) } else { self.install(mode, plan, &spec, builder) }
+        if !settled {
+            return self.install(mode, plan, &spec, builder);
+        }
+        self.record_versions(mode, &plan, builder);
+        self.update_source(mode, &plan)
+    }
+
+    /// Records the signed versions of a plan that the lane runs.
+    fn record_versions(&self, mode: Lane, plan: &Plan, builder: &ProgramBuilder) {
+        if self.lane_of(mode).content.is_some_and(|content| content.fingerprint == plan.fingerprint) {
+            plan.signed().for_each(|version| builder.trust.installed(version));
+        }
     }
 
     /// Builds the program of a plan and puts it into the lane.
@@ -254,6 +265,7 @@ impl ManagedSlot {
             self.slot.try_out(mode, program, spec.share);
         }
         self.lane(mode).set_content(content);
+        self.record_versions(mode, &plan, builder);
         [before, content.fingerprint].into_iter().for_each(|one| self.undo_took_effect(one));
         self.log_content(mode, "policy installed");
         let (result, reason) = if gone { ("removed", "file_gone") } else { ("installed", "changed") };

@@ -17,6 +17,7 @@ use super::{
 use crate::{
     access::{Access, Grant},
     refusal::Refusal,
+    trust::SignedVersion,
 };
 
 /// Content of a lane: what its own file holds, and what its spec names.
@@ -64,6 +65,16 @@ pub(super) struct ResolvedPart {
     /// gets `{}`.
     pub(super) settings_for: Option<String>,
     pub(super) origin: Origin,
+    /// What its signature names, if signatures have to name something.
+    pub(super) signed: Option<SignedVersion>,
+}
+
+/// A file whose signature and pin are right.
+pub(super) struct CheckedFile {
+    pub(super) bytes: Vec<u8>,
+    pub(super) digest: Digest,
+    /// As in [`ResolvedPart`].
+    pub(super) signed: Option<SignedVersion>,
 }
 
 /// A refusal with the file that it is about.
@@ -164,6 +175,18 @@ impl Plan {
             Origin::File(file) => Some(file),
             Origin::Embedded => None,
         }
+    }
+
+    /// Returns what the signatures of its files name.
+    pub(super) fn signed(&self) -> impl Iterator<Item = &SignedVersion> {
+        let rank: Vec<&ResolvedPart> = match &self.rank {
+            Some(PlannedRank::Policy(part)) => vec![part],
+            Some(PlannedRank::Scorers(parts, _)) => parts.iter().map(|(part, ..)| part).collect(),
+            Some(PlannedRank::File(file)) => vec![&file.main],
+            Some(PlannedRank::Native(_)) | None => Vec::new(),
+        };
+        let parts = self.own.iter().chain(&self.filters).chain(rank);
+        parts.filter_map(|part| part.signed.as_ref())
     }
 
     pub(super) fn has_own_file(&self) -> bool {

@@ -14,7 +14,7 @@ use pointsman_routing::{
 use super::{
     compiler::{Compiler, NotLoaded},
     folder::Folder,
-    plan::{Plan, PlannedRank, RankFile, Refused, ResolvedPart},
+    plan::{CheckedFile, Plan, PlannedRank, RankFile, Refused, ResolvedPart},
 };
 use crate::{
     access::Access,
@@ -146,6 +146,7 @@ impl ProgramBuilder {
             settings: part.settings.clone(),
             settings_for: None,
             origin: Origin::Embedded,
+            signed: None,
         })
     }
 
@@ -204,7 +205,9 @@ impl ProgramBuilder {
         if main.is_some() {
             return Err(refused(None, Refusal::TwoFiles(file.display().to_string())));
         }
-        let Some((bytes, digest)) = self.read_checked(&formula, MAX_FORMULA_FILE_BYTES)? else {
+        let Some(CheckedFile { bytes, digest, signed }) =
+            self.read_checked(&formula, MAX_FORMULA_FILE_BYTES)?
+        else {
             return Ok(OwnFile::default());
         };
         let text =
@@ -220,6 +223,7 @@ impl ProgramBuilder {
             settings,
             settings_for: None,
             origin: Origin::File(formula.clone()),
+            signed: signed.clone(),
         };
         let keep = settings.keep.map(|settings| part(components.filter, settings));
         Ok(match settings.rank.map(|settings| part(components.selector, settings)) {
@@ -231,7 +235,8 @@ impl ProgramBuilder {
     /// Reads a file and checks its signature and pin. Returns `None` when it does not exist.
     fn read(&self, file: &Path, settings: &str) -> Result<Option<ResolvedPart>, Refused> {
         let limit = self.compiler.engine.limits().file_bytes;
-        Ok(self.read_checked(file, limit)?.map(|(bytes, digest)| ResolvedPart {
+        let checked = self.read_checked(file, limit)?;
+        Ok(checked.map(|CheckedFile { bytes, digest, signed }| ResolvedPart {
             name: file.display().to_string(),
             bytes: Arc::from(bytes),
             code: digest,
@@ -240,11 +245,12 @@ impl ProgramBuilder {
             settings: settings.to_owned(),
             settings_for: None,
             origin: Origin::File(file.to_owned()),
+            signed,
         }))
     }
 
     /// Reads the bytes of a file, and checks signature and pin. Returns `None` when it does not exist.
-    fn read_checked(&self, file: &Path, limit: usize) -> Result<Option<(Vec<u8>, Digest)>, Refused> {
+    fn read_checked(&self, file: &Path, limit: usize) -> Result<Option<CheckedFile>, Refused> {
         let refused = |digest, refusal| Refused::new(file.to_owned(), digest, refusal);
         let bytes = match self.folder.read(file, limit) {
             None => return Ok(None),
@@ -258,8 +264,8 @@ impl ProgramBuilder {
             String::from_utf8(self.folder.read(Path::new(&name), MAX_SIGNATURE_BYTES)?.ok()?).ok()
         };
         let checked = self.trust.check(file, &bytes, digest, signature);
-        checked.map_err(|refusal| refused(Some(digest), refusal))?;
-        Ok(Some((bytes, digest)))
+        let signed = checked.map_err(|refusal| refused(Some(digest), refusal))?;
+        Ok(Some(CheckedFile { bytes, digest, signed }))
     }
 
     /// Loads all parts of the plan and composes the program. The plan may grow: a filter in the lane's own

@@ -808,6 +808,40 @@ fn n7_an_update_of_policy_and_signature_is_no_refusal_between_its_two_renames() 
 }
 
 #[test]
+fn n7_only_a_version_that_was_installed_rules_older_ones_out() {
+    let trusted = minisign::KeyPair::generate_unencrypted_keypair().unwrap();
+    let keys = [trusted.pk.to_base64()];
+    let pins = BTreeMap::from([("prefill.canary".to_owned(), sha256(LEAST_LOADED))]);
+    let trust = TrustRules::new(Some(&keys), pins).unwrap().binding(BTreeMap::new());
+    let managed = managed(builtin(), trust, &[]);
+    let put = |file: &str, bytes: &[u8], version: u64| {
+        let comment = format!("slot={file} version={version}");
+        let signature = minisign::sign(None, &trusted.sk, bytes, Some(&comment), None).unwrap();
+        managed.put(&format!("{file}.wasm.minisig"), signature.into_string().as_bytes());
+        managed.put(&format!("{file}.wasm"), bytes);
+    };
+    let refused = |kind: &str| {
+        managed.until(kind, |slot| slot.refusals.back().is_some_and(|last| last.kind == kind));
+    };
+    put("prefill", b"garbage", 90_000);
+    refused("not_wasm");
+    put("prefill.canary", WEIGHTED_RANDOM, 90_000);
+    refused("pin_mismatch");
+    put("prefill.canary", LEAST_LOADED, 8);
+    // N7.26
+    managed.until("the canary", |slot| slot.canary.is_some());
+    put("prefill", LEAST_LOADED, 8);
+    managed.until("version 8", |slot| slot.policy == "least-loaded");
+    // The same content with a newer signature counts as well.
+    put("prefill", LEAST_LOADED, 9);
+    managed.reload();
+    put("prefill", WEIGHTED_RANDOM, 8);
+    refused("signature_not_bound");
+    let message = managed.status().refusals.back().unwrap().message.clone();
+    assert!(message.contains("it is for version 8, and version 9 was installed"), "{message}");
+}
+
+#[test]
 fn a_signature_that_binds_fits_one_slot_and_no_older_version() {
     let trusted = minisign::KeyPair::generate_unencrypted_keypair().unwrap();
     let bound = |bytes: &[u8], comment: &str| {
@@ -831,7 +865,7 @@ fn a_signature_that_binds_fits_one_slot_and_no_older_version() {
     managed.put("prefill.wasm.minisig", &bound(LEAST_LOADED, "slot=prefill"));
     assert_eq!(refused("names no version"), first);
     managed.put("prefill.wasm.minisig", &bound(LEAST_LOADED, "slot=prefill version=4"));
-    assert_eq!(refused("it is for version 4, and version 5 is in force"), first);
+    assert_eq!(refused("it is for version 4, and `min_versions` demands 5"), first);
     let old = bound(LEAST_LOADED, "slot=prefill version=7 file=prefill.wasm");
     managed.put("prefill.wasm.minisig", &old);
     managed.until("let in", |slot| slot.policy == "least-loaded");
@@ -841,11 +875,11 @@ fn a_signature_that_binds_fits_one_slot_and_no_older_version() {
     // The old file with its own, valid signature.
     managed.put("prefill.wasm.minisig", &old);
     managed.put("prefill.wasm", LEAST_LOADED);
-    assert_eq!(refused("it is for version 7, and version 8 is in force"), status.generation);
+    assert_eq!(refused("it is for version 7, and version 8 was installed"), status.generation);
     // A reload of the configuration does not forget.
     managed.ask(Command::Configure { specs: vec![(NAME, builtin())], trust: binding() }).unwrap();
     managed.put("prefill.wasm.minisig", &bound(LEAST_LOADED, "slot=prefill version=6"));
-    assert_eq!(refused("it is for version 6, and version 8 is in force"), status.generation);
+    assert_eq!(refused("it is for version 6, and version 8 was installed"), status.generation);
     managed.put("prefill.wasm.minisig", &bound(LEAST_LOADED, "slot=prefill version=8"));
     managed.until("let in again", |slot| slot.policy == "least-loaded");
 }
