@@ -12,6 +12,7 @@ use std::{
 use crate::authority::Authority;
 use server::{Auth, Fault, IDENTITY, Registry, USER, docker_config};
 
+mod busy;
 mod server;
 
 /// Upper bound of bytes that a registry gets rid of before its client closes the connection: the client's

@@ -7,6 +7,8 @@ const MAX_REPOSITORY_BYTES: usize = 255;
 /// Names of Docker Hub, which serves its API from another host.
 #[cfg(feature = "registry")]
 const DOCKER_HUB: [&str; 2] = ["docker.io", "index.docker.io"];
+#[cfg(feature = "registry")]
+const DOCKER_HUB_API: &str = "registry-1.docker.io";
 
 /// The name of an artifact in a registry.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,14 +34,20 @@ impl Reference {
     /// Returns the host, and port if one is given, that serves the registry's API.
     #[cfg(feature = "registry")]
     pub(crate) fn api_host(&self) -> &str {
-        if DOCKER_HUB.contains(&self.registry.as_str()) { "registry-1.docker.io" } else { &self.registry }
+        if DOCKER_HUB.contains(&self.registry.as_str()) { DOCKER_HUB_API } else { &self.registry }
     }
 
     /// Returns the name of the registry in Docker's configuration.
     #[cfg(feature = "registry")]
     pub(crate) fn credentials_key(&self) -> &str {
-        let hub = DOCKER_HUB.contains(&self.registry.as_str()) || self.registry == "registry-1.docker.io";
-        if hub { "https://index.docker.io/v1/" } else { &self.registry }
+        if self.is_at(DOCKER_HUB_API) { "https://index.docker.io/v1/" } else { &self.registry }
+    }
+
+    /// Returns whether a host in Docker's configuration is its registry.
+    #[cfg(feature = "registry")]
+    pub(crate) fn is_at(&self, host: &str) -> bool {
+        let is_hub = |host: &str| DOCKER_HUB.contains(&host) || host == DOCKER_HUB_API;
+        host == self.registry || (is_hub(host) && is_hub(&self.registry))
     }
 
     /// Returns the digest or, without one, the tag: the last part of the manifest's URL.

@@ -78,10 +78,11 @@ impl Credentials {
     async fn read(path: &Path, reference: &Reference) -> Result<Self, RegistryError> {
         let config = Config::read(path)?;
         let key = reference.credentials_key();
-        let own = lookup(&config.cred_helpers, key).filter(|name| !name.is_empty());
-        let helper = own.or(Some(&config.creds_store)).filter(|name| !name.is_empty());
-        if let Some(name) = helper
-            && let Some((user, secret)) = helper::get(name, key).await?
+        let own = lookup(&config.cred_helpers, reference).filter(|(_, helper)| !helper.is_empty());
+        let common = Some((key, &config.creds_store)).filter(|(_, helper)| !helper.is_empty());
+        let asked = |entry| if host_and_path(entry).1.is_empty() { key } else { entry };
+        if let Some((entry, name)) = own.or(common)
+            && let Some((user, secret)) = helper::get(name, asked(entry)).await?
         {
             let source = format!("the credentials used are those of docker-credential-{name}");
             // This name marks the secret as an identity token.
@@ -90,14 +91,14 @@ impl Credentials {
             let secret = if token { Secret::IdentityToken(secret) } else { password(secret) };
             return Ok(Self { secret, source });
         }
-        let secret = match lookup(&config.auths, key) {
-            Some(entry) => entry.secret(path, key)?,
-            None => Secret::None,
-        };
         let file = path.display();
+        let (name, secret) = match lookup(&config.auths, reference) {
+            Some((name, entry)) => (name, entry.secret(path, name)?),
+            None => (key, Secret::None),
+        };
         let source = match secret {
-            Secret::None => format!("{file} has no credentials for {key}"),
-            _ => format!("the credentials used are those for {key} in {file}"),
+            Secret::None => format!("{file} has no credentials for {name}"),
+            _ => format!("the credentials used are those for {name} in {file}"),
         };
         Ok(Self { secret, source })
     }
@@ -165,13 +166,30 @@ fn path() -> Option<PathBuf> {
     Some(directory.join("config.json"))
 }
 
-/// Finds a registry by its name, or by a URL with its host, as older versions of Docker wrote it.
-fn lookup<'a, T>(entries: &'a BTreeMap<String, T>, key: &str) -> Option<&'a T> {
-    let host = |name: &'a str| {
-        let name = name.strip_prefix("https://").or_else(|| name.strip_prefix("http://")).unwrap_or(name);
-        name.split('/').next().unwrap_or_default()
+/// Finds the entry for a repository, and its name: `HOST/PATH` with the longest path that the repository is
+/// in, as podman and Kubernetes write it, or else that of the host.
+fn lookup<'a, T>(entries: &'a BTreeMap<String, T>, reference: &Reference) -> Option<(&'a str, &'a T)> {
+    let is_in = |path: &str| {
+        let rest = reference.repository.strip_prefix(path);
+        path.is_empty() || rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
     };
-    entries.get(key).or_else(|| entries.iter().find(|(name, _)| host(name) == key).map(|(_, entry)| entry))
+    let fitting = entries.iter().filter_map(|(name, entry)| {
+        let (host, path) = host_and_path(name);
+        (reference.is_at(host) && is_in(path)).then_some((path.len(), name.as_str(), entry))
+    });
+    let best = fitting.max_by_key(|(length, name, _)| (*length, *name == reference.credentials_key()));
+    best.map(|(_, name, entry)| (name, entry))
+}
+
+/// Returns the host and the path of an entry's name. Older versions of Docker wrote `https://HOST/v1/` for
+/// the host.
+fn host_and_path(name: &str) -> (&str, &str) {
+    let rest = name.strip_prefix("https://").or_else(|| name.strip_prefix("http://"));
+    let (host, path) = rest.unwrap_or(name).split_once('/').unwrap_or((rest.unwrap_or(name), ""));
+    match path.trim_end_matches('/') {
+        "v1" | "v2" if rest.is_some() || path.ends_with('/') => (host, ""),
+        path => (host, path),
+    }
 }
 
 #[cfg(test)]
@@ -197,6 +215,11 @@ mod tests {
             "https://index.docker.io/v1/": { "auth": "aHViOnA=" },
             "id.example:5000": { "auth": "YW5uOg==", "identitytoken": "refresh" },
             "token.example": { "registrytoken": "t" },
+            "ghcr.example": { "username": "host", "password": "p" },
+            "ghcr.example/org-a": { "username": "a", "password": "p" },
+            "ghcr.example/org-b": { "username": "b", "password": "p" },
+            "ghcr.example/org-b/team": { "username": "team", "password": "p" },
+            "other.example/org-a": { "username": "a", "password": "p" },
             "empty.example": {} }, "HttpHeaders": { "x": 1 } }"#;
         for (reference, secret) in [
             ("r.example/p", password("ann", "a:b")),
@@ -206,6 +229,13 @@ mod tests {
             ("token.example/p", Secret::RegistryToken("t".to_owned())),
             ("empty.example/p", Secret::None),
             ("id.example/p", Secret::None),
+            ("ghcr.example/org-a/p", password("a", "p")),
+            ("ghcr.example/org-b/p", password("b", "p")),
+            ("ghcr.example/org-b", password("b", "p")),
+            ("ghcr.example/org-b/team/p", password("team", "p")),
+            ("ghcr.example/org-b/teams/p", password("b", "p")),
+            ("ghcr.example/org-c/p", password("host", "p")),
+            ("other.example/org-ab/p", Secret::None),
         ] {
             let found = read(config, reference).await.unwrap_or_else(|error| panic!("{reference}: {error}"));
             assert!(found.secret == secret, "{reference}: {}", found.source());
