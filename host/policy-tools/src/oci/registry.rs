@@ -12,6 +12,7 @@ use reqwest::{
     Method, StatusCode, Url,
     header::{ACCEPT, CONTENT_TYPE, HeaderValue, LOCATION},
 };
+use tokio::time::Instant;
 
 use self::{
     body::Reader,
@@ -93,7 +94,9 @@ impl RegistryArgs {
     ) -> Result<Session<'a>, RegistryError> {
         let credentials = Credentials::find(reference).await?;
         let http = connect::Connection::new(reference, self.plain_http, self.tls_ca.as_deref())?;
-        Ok(Session::new(http, reference, scope, credentials, Reader::new(self.idle(), bar.clone())))
+        let deadline = Instant::now() + Duration::from_secs(self.timeout);
+        let reader = Reader::new(self.idle(), deadline, bar.clone());
+        Ok(Session::new(http, reference, scope, credentials, reader))
     }
 }
 

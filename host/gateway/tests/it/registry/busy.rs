@@ -1,9 +1,43 @@
-//! Registries whose credentials depend on the repository.
+//! Registries that are busy, or whose credentials depend on the repository.
+
+use std::time::Duration;
 
 use super::{
-    Work,
-    server::{Auth, Registry},
+    Work, same,
+    server::{Auth, Fault, Registry},
 };
+
+fn busy(times: u32, part: &'static str, status: u16, pause: &str) -> Fault {
+    Fault::First(times, part, status, ("Retry-After", pause.to_owned()))
+}
+
+#[test]
+fn o9_a_busy_registry_is_asked_again_within_the_time_that_is_left() {
+    let (registry, work) = (Registry::start(Auth::Token(None)), Work::new());
+    work.login_ann(&registry);
+    let target = format!("{}/policy:1", registry.host());
+    // O9.6
+    for (part, status) in [("HEAD /v2/", 429), ("POST /v2/", 503), ("PUT /v2/", 502), ("/token", 504)] {
+        registry.break_with(busy(2, part, status, "0"));
+        let other = format!("{}/policy:{status}", registry.host());
+        work.push(&other);
+    }
+    work.push(&target);
+    registry.break_with(busy(1, "GET /v2/policy/blobs/", 503, "1"));
+    let pulled = work.run(&["pull", &target]);
+    assert!(pulled.code == Some(0) && pulled.took >= Duration::from_secs(1), "{}", pulled.err);
+    same(&work.path("least-loaded.wasm"), &work.path("policy.wasm"));
+
+    registry.break_with(busy(9, "GET /v2/policy/manifests/", 503, "0"));
+    assert!(work.pull_fails(&target, &[]).err.contains("503 Service Unavailable; try again later"));
+    let asked = registry.take_log().iter().filter(|line| line.contains("/manifests/")).count();
+    assert_eq!(asked, 3);
+    for (pause, timeout) in [("5", "4"), ("61", "600")] {
+        registry.break_with(busy(9, "GET /v2/policy/manifests/", 429, pause));
+        let ran = work.pull_fails(&target, &["--timeout", timeout]);
+        assert!(ran.err.contains("429 Too Many Requests; wait, and try again"), "{}", ran.err);
+    }
+}
 
 #[test]
 fn o9_the_credentials_are_those_of_the_longest_path_that_the_repository_is_in() {

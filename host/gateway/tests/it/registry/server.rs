@@ -53,6 +53,8 @@ pub(crate) enum Fault {
     Redirected(String),
     /// Every request is answered with this status and body.
     Status(u16, &'static str),
+    /// So many requests whose line contains a text are answered with a status and a header.
+    First(u32, &'static str, u16, (&'static str, String)),
     /// Every request is answered with this status and a body without an end.
     EndlessStatus(u16),
     /// A request whose path contains this is never answered.
@@ -184,10 +186,14 @@ async fn answer(shared: &Arc<Shared>, request: Request<Incoming>) -> Response<Bo
     let line = format!("{} {} {scheme}", parts.method, parts.uri);
     shared.log.lock().push(line.trim_end().to_owned());
     let fault = shared.fault.lock().clone();
-    match fault {
+    match fault.clone() {
         Fault::Hang(part) if path.contains(part) => std::future::pending().await,
         Fault::Status(status, text) => return full(status, text.into()),
         Fault::EndlessStatus(status) => return endless(shared, status),
+        Fault::First(times, part, status, header) if times > 0 && line.contains(part) => {
+            *shared.fault.lock() = Fault::First(times - 1, part, status, header.clone());
+            return reply(status).header(header.0, header.1).body(empty()).expect("an answer");
+        }
         _ => {}
     }
     let body = body.collect().await.map(http_body_util::Collected::to_bytes).unwrap_or_default();

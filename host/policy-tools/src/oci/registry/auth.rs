@@ -3,7 +3,7 @@
 use http_auth::{ChallengeRef, parser::ChallengeParser};
 use reqwest::{
     Method, RequestBuilder, StatusCode, Url,
-    header::{CONTENT_TYPE, HeaderMap, HeaderValue, WWW_AUTHENTICATE},
+    header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue, WWW_AUTHENTICATE},
 };
 use serde::Deserialize;
 
@@ -109,9 +109,13 @@ impl TokenServer {
         scope: &str,
         credentials: &Credentials,
     ) -> Result<Authorization, RegistryError> {
-        let request = self.request(connection, scope, &credentials.secret)?;
+        let user = match &credentials.secret {
+            Secret::Password { user, password } => Some(basic(user, password)?),
+            _ => None,
+        };
+        let request = || self.request(connection, scope, &credentials.secret, user.as_ref());
         let call = format!("asking the token server {}", shown(&self.url));
-        let answer = reader.head(&call, request.send()).await?;
+        let answer = reader.send(&call, request).await?;
         let status = answer.status();
         if status != StatusCode::OK {
             let text = clean(&String::from_utf8_lossy(&reader.read_error(answer).await));
@@ -130,7 +134,8 @@ impl TokenServer {
         connection: &Connection,
         scope: &str,
         secret: &Secret,
-    ) -> Result<RequestBuilder, RegistryError> {
+        user: Option<&Authorization>,
+    ) -> RequestBuilder {
         let mut url = self.url.clone();
         let mut pairs = vec![("scope", scope)];
         pairs.extend(self.service.as_deref().map(|service| ("service", service)));
@@ -144,16 +149,14 @@ impl TokenServer {
             let mut form = url.clone();
             form.query_pairs_mut().clear().extend_pairs(pairs);
             let form = form.query().unwrap_or_default().to_owned();
-            return Ok(connection.client.request(Method::POST, url).header(CONTENT_TYPE, FORM).body(form));
+            return connection.client.request(Method::POST, url).header(CONTENT_TYPE, FORM).body(form);
         }
         url.query_pairs_mut().extend_pairs(pairs);
         let request = connection.client.request(Method::GET, url);
-        Ok(match secret {
-            Secret::Password { user, password } => {
-                request.header(reqwest::header::AUTHORIZATION, basic(user, password)?)
-            }
-            _ => request,
-        })
+        match user {
+            Some(user) => request.header(AUTHORIZATION, user),
+            None => request,
+        }
     }
 }
 

@@ -6,8 +6,11 @@ use bytes::Bytes;
 use futures_util::stream;
 use indicatif::ProgressBar;
 use reqwest::{Body, Response};
+use tokio::time::Instant;
 
 use super::error::RegistryError;
+
+mod retry;
 
 /// Bytes of an upload that are handed to the connection at once.
 const CHUNK_BYTES: usize = 64 << 10;
@@ -21,12 +24,14 @@ const MAX_ERROR_BYTES: usize = 64 << 10;
 pub(super) struct Reader {
     /// Longest time without progress.
     idle: Duration,
+    /// Time at which the whole transfer has to end.
+    deadline: Instant,
     progress: ProgressBar,
 }
 
 impl Reader {
-    pub(super) fn new(idle: Duration, progress: ProgressBar) -> Self {
-        Self { idle, progress }
+    pub(super) fn new(idle: Duration, deadline: Instant, progress: ProgressBar) -> Self {
+        Self { idle, deadline, progress }
     }
 
     /// Counts bytes that need not be transferred.
@@ -46,7 +51,7 @@ impl Reader {
     }
 
     /// Waits for the head of an answer as long as the upload before it makes progress.
-    pub(super) async fn head(
+    async fn head(
         &self,
         call: &str,
         answer: impl Future<Output = reqwest::Result<Response>>,

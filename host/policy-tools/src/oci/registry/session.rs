@@ -136,7 +136,7 @@ impl<'a> Session<'a> {
         let mut url = call.url.clone();
         for _ in 0..=MAX_REDIRECTS {
             let text = format!("{} {}", call.method, shown(&url));
-            let answer = self.reader.head(&text, self.request(call, &url).send()).await?;
+            let answer = self.reader.send(&text, || self.request(call, &url)).await?;
             let moved = answer.status().is_redirection() && matches!(call.method, Method::GET | Method::HEAD);
             let Some(location) = answer.headers().get(LOCATION).filter(|_| moved) else {
                 return Ok(answer);
