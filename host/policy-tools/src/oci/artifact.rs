@@ -28,6 +28,9 @@ const SIGNATURE: &str = "dev.pointsman.policy.minisig";
 /// Largest config or component that is read, bytes.
 pub(crate) const MAX_BLOB_BYTES: u64 = 256 << 20;
 
+/// Manifests of an index that a message names.
+const MAX_NAMED: usize = 3;
+
 /// A policy with its signature and metadata.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Artifact {
@@ -81,6 +84,12 @@ pub(crate) struct Manifest {
     layers: Vec<Descriptor>,
     #[serde(default)]
     annotations: BTreeMap<String, String>,
+}
+
+/// An image index, which lists manifests, for example one for each platform.
+#[derive(Deserialize)]
+struct Index {
+    manifests: Vec<Descriptor>,
 }
 
 impl Artifact {
@@ -160,6 +169,11 @@ impl Descriptor {
 impl Manifest {
     /// Parses a manifest and checks that it is a Wasm artifact.
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, String> {
+        if let Ok(Index { manifests }) = serde_json::from_slice(bytes) {
+            let digests = manifests.iter().filter(|one| one.hex().is_ok()).map(|one| one.digest.as_str());
+            let digests = digests.take(MAX_NAMED).collect::<Vec<_>>().join(", ");
+            return Err(format!("it is an image index; name one of its manifests by digest: {digests}"));
+        }
         let manifest: Self = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
         if manifest.config.media_type != CONFIG {
             let found = &manifest.config.media_type;

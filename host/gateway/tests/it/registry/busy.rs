@@ -1,4 +1,4 @@
-//! Registries that are busy, or whose credentials depend on the repository.
+//! Registries that are busy, that redirect, and whose tags do not move.
 
 use std::time::Duration;
 
@@ -37,6 +37,49 @@ fn o9_a_busy_registry_is_asked_again_within_the_time_that_is_left() {
         let ran = work.pull_fails(&target, &["--timeout", timeout]);
         assert!(ran.err.contains("429 Too Many Requests; wait, and try again"), "{}", ran.err);
     }
+}
+
+#[test]
+fn o9_an_upload_follows_the_registry_to_itself_and_to_no_other_host() {
+    let (registry, work) = (Registry::start(Auth::Basic), Work::new());
+    let other = Registry::start(Auth::Open);
+    work.login_ann(&registry);
+    let redirect = |host: &str| {
+        let location = format!("{host}/v2/policy/blobs/uploads/");
+        Fault::First(1, "POST /v2/", 307, ("Location", location))
+    };
+    let target = format!("{}/policy:1", registry.host());
+    registry.break_with(redirect(&format!("http://{}", other.host())));
+    let refused = work.run(&["push", "policy.wasm", &target]);
+    let advice =
+        format!("307 Temporary Redirect; the registry sends its clients to http://{}: name", other.host());
+    // O9.7
+    assert!(refused.code == Some(2) && refused.err.contains(&advice), "{}", refused.err);
+    assert!(other.take_log().is_empty());
+    registry.break_with(redirect(""));
+    work.push(&target);
+}
+
+#[test]
+fn o9_the_messages_about_a_tag_that_does_not_move_and_about_an_index_say_what_to_do() {
+    let (registry, work) = (Registry::start(Auth::Open), Work::new());
+    let target = format!("{}/policy:1", registry.host());
+    let pushed = work.push(&target);
+    for status in [405, 409, 412] {
+        registry.break_with(busy(1, "PUT /v2/policy/manifests/", status, "0"));
+        let refused = work.run(&["push", "policy.wasm", &target]);
+        // O9.8
+        assert!(refused.code == Some(2) && refused.err.contains("push another tag"), "{}", refused.err);
+    }
+    let digest = super::digest(&pushed.out);
+    let index = format!(
+        r#"{{"schemaVersion":2,"mediaType":"application/vnd.oci.image.index.v1+json","manifests":[
+        {{"mediaType":"application/vnd.oci.image.manifest.v1+json","digest":"{digest}","size":1}}]}}"#
+    );
+    registry.store("index", index);
+    let ran = work.pull_fails(&format!("{}/policy:index", registry.host()), &[]);
+    let advice = format!("it is an image index; name one of its manifests by digest: {digest}");
+    assert!(ran.err.contains(&advice), "{}", ran.err);
 }
 
 #[test]

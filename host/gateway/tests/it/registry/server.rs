@@ -136,6 +136,11 @@ impl Registry {
         self.shared.sent.load(Ordering::Relaxed)
     }
 
+    /// Stores a manifest under a tag.
+    pub(crate) fn store(&self, tag: &str, manifest: String) {
+        self.shared.content.lock().insert(tag.to_owned(), manifest.into());
+    }
+
     /// Copies all content of another registry.
     pub(crate) fn copy_content(&self, other: &Self) {
         *self.shared.content.lock() = other.shared.content.lock().clone();

@@ -57,6 +57,23 @@ impl Call {
     pub(super) fn with_body(self, body: Bytes) -> Self {
         Self { body: Some(body), ..self }
     }
+
+    fn is_read(&self) -> bool {
+        matches!(self.method, Method::GET | Method::HEAD)
+    }
+
+    /// Returns whether it gives a manifest its tag.
+    fn is_tagging(&self) -> bool {
+        self.method == Method::PUT && self.url.path().contains("/manifests/")
+    }
+
+    /// Returns where the same request is to be sent, if the answer says so.
+    fn redirected<'a>(&self, answer: &'a Response) -> Option<&'a HeaderValue> {
+        let status = answer.status();
+        let keeps_method = [StatusCode::TEMPORARY_REDIRECT, StatusCode::PERMANENT_REDIRECT].contains(&status);
+        let moved = if self.is_read() { status.is_redirection() } else { keeps_method };
+        answer.headers().get(LOCATION).filter(|_| moved)
+    }
 }
 
 impl fmt::Display for Call {
@@ -137,11 +154,13 @@ impl<'a> Session<'a> {
         for _ in 0..=MAX_REDIRECTS {
             let text = format!("{} {}", call.method, shown(&url));
             let answer = self.reader.send(&text, || self.request(call, &url)).await?;
-            let moved = answer.status().is_redirection() && matches!(call.method, Method::GET | Method::HEAD);
-            let Some(location) = answer.headers().get(LOCATION).filter(|_| moved) else {
+            let Some(location) = call.redirected(&answer) else { return Ok(answer) };
+            let next = self.resolve(&url, location)?;
+            // Content for the registry goes to no other host.
+            if !call.is_read() && !self.connection.is_registry(&next) {
                 return Ok(answer);
-            };
-            url = self.resolve(&url, location)?;
+            }
+            url = next;
         }
         Err(RegistryError::new(
             format!("{call} was redirected more than {MAX_REDIRECTS} times"),
@@ -171,14 +190,26 @@ impl<'a> Session<'a> {
     /// Describes an answer that refuses the request.
     pub(super) async fn refused(&self, call: &Call, answer: Response) -> RegistryError {
         let status = answer.status();
+        let elsewhere = call.redirected(&answer).and_then(|to| answer.url().join(to.to_str().ok()?).ok());
         let text = reason(&self.reader.read_error(answer).await);
+        let advice = match elsewhere {
+            Some(url) => format!(
+                "the registry sends its clients to {}: name that host",
+                clean(&url.origin().ascii_serialization())
+            ),
+            None => self.advice(call, status, &text),
+        };
         let text = if text.is_empty() { text } else { format!(": {text}") };
-        RegistryError::new(format!("{call} was answered with {status}{text}"), self.advice(status))
+        RegistryError::new(format!("{call} was answered with {status}{text}"), advice)
     }
 
-    fn advice(&self, status: StatusCode) -> String {
+    fn advice(&self, call: &Call, status: StatusCode, text: &str) -> String {
         let host = &self.reference.registry;
+        let is_tag_fixed = matches!(status.as_u16(), 405 | 409 | 412) || text.contains("immutable");
         match status.as_u16() {
+            _ if call.is_tagging() && is_tag_fixed => {
+                "if the tag exists and the registry does not let it move, push another tag".to_owned()
+            }
             400 if self.connection.origin.scheme() == "http" => {
                 "check that the host is an OCI registry; if it speaks TLS, use its name or --tls-ca"
                     .to_owned()
