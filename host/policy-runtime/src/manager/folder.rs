@@ -51,13 +51,16 @@ pub(super) struct Folder {
     watcher: Option<notify::RecommendedWatcher>,
     /// The directory that is watched.
     watched: Option<Identity>,
+    /// Why it is not watched, as it was logged.
+    not_watched: Option<String>,
 }
 
 impl Folder {
     /// Opens and watches `dir`. The receiver gets one `()` for every change.
     pub(super) fn open(dir: Option<PathBuf>) -> io::Result<(Self, mpsc::UnboundedReceiver<()>)> {
         let (sender, changes) = mpsc::unbounded_channel();
-        let Some(dir) = dir else { return Ok((Self { dir: None, watcher: None, watched: None }, changes)) };
+        let mut folder = Self { dir: None, watcher: None, watched: None, not_watched: None };
+        let Some(dir) = dir else { return Ok((folder, changes)) };
         if !dir.is_dir() {
             return Err(io::Error::new(io::ErrorKind::NotFound, not_a_directory(&dir)));
         }
@@ -72,9 +75,10 @@ impl Folder {
             Ok(watcher)
         });
         // The periodic scans still find changes.
-        let watcher = watched.map_err(|error| warn_not_watched(&dir, &error)).ok();
-        let watched = identity(&dir).ok();
-        Ok((Self { dir: Some(dir), watcher, watched }, changes))
+        folder.watcher = watched.map_err(|error| folder.warn_not_watched(&dir, &error)).ok();
+        folder.watched = identity(&dir).ok();
+        folder.dir = Some(dir);
+        Ok((folder, changes))
     }
 
     /// Checks that files of the directory can be reached, and watches it again when another directory took
@@ -83,21 +87,34 @@ impl Folder {
     /// # Errors
     /// The directory, and why its files cannot be reached.
     pub(super) fn check(&mut self) -> Result<(), (PathBuf, Refusal)> {
-        let Some(dir) = &self.dir else { return Ok(()) };
-        let found = identity(dir);
+        let Some(dir) = self.dir.clone() else { return Ok(()) };
+        let found = identity(&dir);
         let found = found.map_err(|error| (dir.clone(), Refusal::DirectoryGone(error.to_string())))?;
         if self.watched.replace(found) == Some(found) {
             return Ok(());
         }
         if let Some(watcher) = &mut self.watcher {
             // It fails when the old directory was deleted, and its watch with it.
-            let _ = watcher.unwatch(dir);
-            if let Err(error) = watcher.watch(dir, RecursiveMode::Recursive) {
-                warn_not_watched(dir, &error);
-                self.watched = None;
+            let _ = watcher.unwatch(&dir);
+            match watcher.watch(&dir, RecursiveMode::Recursive) {
+                Ok(()) => self.not_watched = None,
+                Err(error) => {
+                    self.warn_not_watched(&dir, &error);
+                    self.watched = None;
+                }
             }
         }
         Ok(())
+    }
+
+    /// Says once why the directory is not watched.
+    fn warn_not_watched(&mut self, dir: &Path, error: &notify::Error) {
+        let error = not_watched(error);
+        if self.not_watched.as_ref() != Some(&error) {
+            let dir = dir.display();
+            tracing::warn!(%dir, error, "policy directory cannot be watched; changes wait for the next scan");
+            self.not_watched = Some(error);
+        }
     }
 
     /// Returns whether there is such a file, or a link that leads to no file.
@@ -148,12 +165,18 @@ fn identity(dir: &Path) -> io::Result<Identity> {
     Ok((metadata.dev(), metadata.ino(), metadata.created().ok()))
 }
 
-fn warn_not_watched(dir: &Path, error: &notify::Error) {
-    tracing::warn!(
-        dir = %dir.display(),
-        %error,
-        "policy directory cannot be watched; changes wait for the next scan"
-    );
+/// Returns why a directory cannot be watched, and which limit to raise.
+fn not_watched(error: &notify::Error) -> String {
+    match &error.kind {
+        notify::ErrorKind::MaxFilesWatch => {
+            "this user has no inotify watches left; raise `sysctl fs.inotify.max_user_watches`".to_owned()
+        }
+        notify::ErrorKind::Io(error) if error.raw_os_error() == Some(libc::EMFILE) => format!(
+            "{error}: no inotify instance is left; raise `sysctl fs.inotify.max_user_instances`, or the limit of open \
+             files"
+        ),
+        _ => error.to_string(),
+    }
 }
 
 /// Returns what is wrong with a path that is not a directory.
@@ -243,6 +266,16 @@ mod tests {
     use std::fs;
 
     use super::*;
+
+    #[test]
+    fn n7_a_directory_that_cannot_be_watched_names_the_limit_to_raise() {
+        let io = |code| notify::Error::io(io::Error::from_raw_os_error(code));
+        let watches = notify::Error::new(notify::ErrorKind::MaxFilesWatch).add_path("policies.d".into());
+        // N7.27
+        assert!(not_watched(&watches).ends_with("raise `sysctl fs.inotify.max_user_watches`"));
+        assert!(not_watched(&io(libc::EMFILE)).contains("raise `sysctl fs.inotify.max_user_instances`"));
+        assert!(not_watched(&io(libc::EACCES)).starts_with("Permission denied"));
+    }
 
     #[test]
     fn n7_each_file_that_begins_with_the_name_of_a_slot_and_is_no_slot_s_is_listed() {
