@@ -271,7 +271,7 @@ mod tests {
     fn n7_a_directory_that_cannot_be_watched_names_the_limit_to_raise() {
         let io = |code| notify::Error::io(io::Error::from_raw_os_error(code));
         let watches = notify::Error::new(notify::ErrorKind::MaxFilesWatch).add_path("policies.d".into());
-        // N7.27
+        // N7.28
         assert!(not_watched(&watches).ends_with("raise `sysctl fs.inotify.max_user_watches`"));
         assert!(not_watched(&io(libc::EMFILE)).contains("raise `sysctl fs.inotify.max_user_instances`"));
         assert!(not_watched(&io(libc::EACCES)).starts_with("Permission denied"));

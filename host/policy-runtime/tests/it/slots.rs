@@ -792,7 +792,7 @@ fn n7_an_update_of_policy_and_signature_is_no_refusal_between_its_two_renames() 
         let was_in_time = started.elapsed() < Duration::from_millis(800);
         let status = managed.until("the update", |slot| slot.policy == name);
         if was_in_time {
-            // N7.25
+            // N7.26
             assert_eq!(status.refusals.len(), before, "{:#?}", status.refusals);
             break;
         }
@@ -828,7 +828,7 @@ fn n7_only_a_version_that_was_installed_rules_older_ones_out() {
     put("prefill.canary", WEIGHTED_RANDOM, 90_000);
     refused("pin_mismatch");
     put("prefill.canary", LEAST_LOADED, 8);
-    // N7.26
+    // N7.27
     managed.until("the canary", |slot| slot.canary.is_some());
     put("prefill", LEAST_LOADED, 8);
     managed.until("version 8", |slot| slot.policy == "least-loaded");
