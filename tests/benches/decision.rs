@@ -34,30 +34,11 @@ fn tokens() -> Vec<u32> {
 fn subject(prefix: Prefix) -> RoutingRequest {
     RoutingRequest {
         prompt_tokens: 8_192,
-        prompt_tokens_estimated: false,
         block_size: 16,
         prefix,
-        skips_cache: false,
         n: 1,
         max_tokens: Some(128),
-        context_tokens: None,
-        expected_output_tokens: None,
-        ttft_target_us: None,
-        itl_target_us: None,
-        priority: 0.0,
-        priority_jump_s: 0.0,
-        session_hash: None,
-        program: None,
-        lora: None,
-        lora_hash: None,
-        tenant_hash: None,
-        tenant_active_requests: 0,
-        required_taints: vec![],
-        preferred_taints: vec![],
-        allowed_workers: None,
-        engine: None,
-        config: RouterConfigOverride::default(),
-        draw: 0,
+        ..RoutingRequest::default()
     }
 }
 

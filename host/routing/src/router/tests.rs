@@ -181,30 +181,10 @@ fn choose(row: u32) -> Result<Decision, Failure> {
 fn request() -> RoutingRequest {
     RoutingRequest {
         prompt_tokens: 64,
-        prompt_tokens_estimated: false,
         block_size: 16,
         prefix: [1, 2, 3, 4].map(|id: u64| BlockHash(id << 40)).to_vec().into(),
-        skips_cache: false,
         n: 1,
-        max_tokens: None,
-        context_tokens: None,
-        expected_output_tokens: None,
-        ttft_target_us: None,
-        itl_target_us: None,
-        priority: 0.0,
-        priority_jump_s: 0.0,
-        draw: 0,
-        session_hash: None,
-        program: None,
-        lora: None,
-        lora_hash: None,
-        tenant_hash: None,
-        tenant_active_requests: 0,
-        required_taints: vec![],
-        preferred_taints: vec![],
-        allowed_workers: None,
-        engine: None,
-        config: RouterConfigOverride::default(),
+        ..RoutingRequest::default()
     }
 }
 
