@@ -105,25 +105,9 @@ fn bench(c: &mut Criterion) {
         let registry = fleet(workers);
         let (snapshot, model, index) = (registry.snapshot(), ModelName::new("m"), index(workers, &tokens));
         let query = Query {
-            snapshot: &snapshot,
-            model: &model,
-            leg: Leg::Aggregated,
-            attempt: 0,
-            request: &subject,
-            pin: None,
-            session: None,
-            planned: None,
-            tried: &[],
-            spared: None,
-            other_leg: None,
-            pairing: pointsman_routing::Pairing::default(),
-            queue_us: 0,
-            explain: false,
-            probe: false,
-            continues: false,
             seed: 1,
-            now_us: 0,
             request_id: Some("0123456789abcdef0123456789abcdef"),
+            ..Query::new(&snapshot, &model, Leg::Aggregated, &subject)
         };
         let mut found = Overlaps::default();
         group.bench_function(BenchmarkId::new("index lookup", workers), |b| {

@@ -56,25 +56,9 @@ fn allocations(program: &Program, workers: u64, by_policy: bool) -> f64 {
     let tokens: Vec<u32> = (0..1_024).collect();
     let request = request(Prefix::of_tokens(&tokens, 16, &Salt::default(), &[]));
     let query = Query {
-        snapshot: &snapshot,
-        model: &model,
-        leg: Leg::Aggregated,
-        attempt: 0,
-        request: &request,
-        pin: None,
-        session: None,
-        planned: None,
-        tried: &[],
-        spared: None,
-        other_leg: None,
-        pairing: pointsman_routing::Pairing::default(),
-        explain: false,
-        probe: false,
-        continues: false,
         seed: 1,
-        now_us: 0,
-        queue_us: 0,
         request_id: Some("0123456789abcdef0123456789abcdef"),
+        ..Query::new(&snapshot, &model, Leg::Aggregated, &request)
     };
     let over = RouterConfigOverride::default();
     let decide = || {

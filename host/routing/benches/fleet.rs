@@ -155,25 +155,9 @@ fn router(index: &Arc<PrefixIndex>, program: &Program, recorded: bool) -> Router
 
 fn query<'a>(snapshot: &'a Snapshot, model: &'a ModelName, request: &'a RoutingRequest) -> Query<'a> {
     Query {
-        snapshot,
-        model,
-        leg: Leg::Aggregated,
-        attempt: 0,
-        request,
-        pin: None,
-        session: None,
-        planned: None,
-        tried: &[],
-        spared: None,
-        other_leg: None,
-        pairing: pointsman_routing::Pairing::default(),
-        queue_us: 0,
-        explain: false,
-        probe: false,
-        continues: false,
         seed: 1,
-        now_us: 0,
         request_id: Some("0123456789abcdef0123456789abcdef"),
+        ..Query::new(snapshot, model, Leg::Aggregated, request)
     }
 }
 

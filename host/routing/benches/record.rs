@@ -101,25 +101,9 @@ fn bench(c: &mut Criterion) {
         let registry = fleet(rows);
         let (snapshot, model, request) = (registry.snapshot(), ModelName::new("m"), request());
         let query = Query {
-            snapshot: &snapshot,
-            model: &model,
-            leg: Leg::Aggregated,
-            attempt: 0,
-            request: &request,
-            pin: None,
-            session: None,
-            planned: None,
-            tried: &[],
-            spared: None,
-            other_leg: None,
-            pairing: pointsman_routing::Pairing::default(),
-            queue_us: 0,
-            explain: false,
-            probe: false,
-            continues: false,
             seed: 1,
-            now_us: 0,
             request_id: Some("0123456789abcdef0123456789abcdef"),
+            ..Query::new(&snapshot, &model, Leg::Aggregated, &request)
         };
         let over = RouterConfigOverride::default();
         let off = router(Decisions::off());

@@ -90,25 +90,9 @@ fn bench(c: &mut Criterion) {
             Router::new(Slots::new(slots, []), index.clone(), RouterConfig::default(), OnFailure::Fallback)
                 .recording(Decisions::new(10_000, 32 << 20, Wants::default()));
         let query = Query {
-            snapshot: &snapshot,
-            model: &model,
-            leg: Leg::Aggregated,
-            attempt: 0,
-            request: &request,
-            pin: None,
-            session: None,
-            planned: None,
-            tried: &[],
-            spared: None,
-            other_leg: None,
-            pairing: pointsman_routing::Pairing::default(),
-            queue_us: 0,
-            explain: false,
-            probe: false,
-            continues: false,
             seed: 1,
-            now_us: 0,
             request_id: Some("0123456789abcdef0123456789abcdef"),
+            ..Query::new(&snapshot, &model, Leg::Aggregated, &request)
         };
         let mut found = Overlaps::default();
         group.bench_function(BenchmarkId::new("index lookup", workers), |b| {

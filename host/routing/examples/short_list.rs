@@ -127,27 +127,7 @@ fn query<'a>(
     request: &'a RoutingRequest,
     seed: u64,
 ) -> Query<'a> {
-    Query {
-        snapshot,
-        model,
-        leg: Leg::Aggregated,
-        attempt: 0,
-        request,
-        pin: None,
-        session: None,
-        planned: None,
-        tried: &[],
-        spared: None,
-        other_leg: None,
-        pairing: pointsman_routing::Pairing::default(),
-        queue_us: 0,
-        explain: true,
-        probe: false,
-        continues: false,
-        seed,
-        now_us: 0,
-        request_id: None,
-    }
+    Query { explain: true, seed, ..Query::new(snapshot, model, Leg::Aggregated, request) }
 }
 
 #[derive(Default)]

@@ -156,7 +156,33 @@ pub struct Query<'a> {
     pub request_id: Option<&'a str>,
 }
 
-impl Query<'_> {
+impl<'a> Query<'a> {
+    /// Returns a query for the first attempt of a leg: no hints, seed 0 at time 0, and not recorded.
+    #[must_use]
+    pub fn new(snapshot: &'a Snapshot, model: &'a ModelName, leg: Leg, request: &'a RoutingRequest) -> Self {
+        Self {
+            snapshot,
+            model,
+            leg,
+            attempt: 0,
+            request,
+            pin: None,
+            session: None,
+            planned: None,
+            tried: &[],
+            spared: None,
+            other_leg: None,
+            pairing: Pairing::default(),
+            queue_us: 0,
+            explain: false,
+            probe: false,
+            continues: false,
+            seed: 0,
+            now_us: 0,
+            request_id: None,
+        }
+    }
+
     /// The arguments of a policy call over `rows` candidates.
     pub(crate) fn call(&self, rows: usize) -> Call {
         Call {

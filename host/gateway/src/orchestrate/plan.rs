@@ -345,26 +345,16 @@ pub(crate) fn question<'a>(
     let is_pair = request.endpoint.splits() && !request.hints.probe;
     let other_pin = leg.partner().and_then(|partner| request.hints.pinned(partner));
     let affinity = routing_request.session_hash.filter(|_| state.settings.affinity(&request.hints).is_some());
+    let queried_leg = probed.map_or(leg, |worker| own_leg(worker.spec().role));
     Query {
-        snapshot,
-        model: &request.model,
-        leg: probed.map_or(leg, |worker| own_leg(worker.spec().role)),
-        attempt: 0,
-        request: routing_request,
         pin,
         session: affinity.and_then(|session| state.sessions.get(session, leg)),
-        planned: None,
-        tried: &[],
-        spared: None,
-        other_leg: None,
         pairing: Pairing { other_pin: other_pin.filter(|_| is_pair), ..Pairing::default() },
-        queue_us: 0,
-        explain: false,
         probe: request.hints.probe,
         continues: request.hints.continues,
         seed: rand::random(),
         now_us: u64::try_from(now.as_micros()).unwrap_or(u64::MAX),
-        request_id: None,
+        ..Query::new(snapshot, &request.model, queried_leg, routing_request)
     }
 }
 

@@ -78,25 +78,10 @@ impl Lab<'_> {
         let gateway = self.gateways.of(number);
         let affinity = request.session_hash.filter(|_| !self.fleet.routing.session_affinity.is_zero());
         Query {
-            snapshot: &gateway.snapshot,
-            model: &self.model,
-            leg,
-            attempt: 0,
-            request,
-            pin: None,
             session: affinity.and_then(|session| gateway.sessions.get(session, leg)),
-            planned: None,
-            tried: &[],
-            spared: None,
-            other_leg: None,
-            pairing: pointsman_routing::Pairing::default(),
-            queue_us: 0,
-            explain: false,
-            probe: false,
-            continues: false,
             seed,
             now_us: self.now_us(),
-            request_id: None,
+            ..Query::new(&gateway.snapshot, &self.model, leg, request)
         }
     }
 

@@ -100,25 +100,9 @@ fn request(prompt: u32) -> RoutingRequest {
 
 fn query<'a>(snapshot: &'a Snapshot, model: &'a ModelName, request: &'a RoutingRequest) -> Query<'a> {
     Query {
-        snapshot,
-        model,
-        leg: Leg::Decode,
-        attempt: 0,
-        request,
-        pin: None,
         session: Some((WorkerId(3), DpRank(0))),
-        planned: None,
-        tried: &[],
-        spared: None,
-        other_leg: None,
-        pairing: crate::query::Pairing::default(),
-        queue_us: 0,
-        explain: false,
-        probe: false,
-        continues: false,
         seed: 1,
-        now_us: 0,
-        request_id: None,
+        ..Query::new(snapshot, model, Leg::Decode, request)
     }
 }
 

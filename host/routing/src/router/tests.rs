@@ -194,27 +194,7 @@ fn query<'a>(
     leg: Leg,
     request: &'a RoutingRequest,
 ) -> Query<'a> {
-    Query {
-        snapshot,
-        model,
-        leg,
-        attempt: 0,
-        request,
-        pin: None,
-        session: None,
-        planned: None,
-        tried: &[],
-        spared: None,
-        other_leg: None,
-        pairing: crate::query::Pairing::default(),
-        queue_us: 0,
-        explain: false,
-        probe: false,
-        continues: false,
-        seed: 1,
-        now_us: 0,
-        request_id: Some("r"),
-    }
+    Query { seed: 1, request_id: Some("r"), ..Query::new(snapshot, model, leg, request) }
 }
 
 impl Fixture {

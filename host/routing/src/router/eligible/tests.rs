@@ -162,25 +162,13 @@ fn check(random: &mut SmallRng, snapshot: &Snapshot) -> Result<usize, bool> {
         committed: None,
     };
     let query = Query {
-        snapshot,
-        model: &model,
-        leg,
-        attempt: 0,
-        request: &request,
-        pin: None,
-        session: None,
-        planned: None,
         tried: &tried,
-        spared: None,
         other_leg: peer.map(|peer| (peer.worker_id(), DpRank(0))),
         pairing,
-        queue_us: 0,
-        explain: false,
         probe: random.random_bool(0.1),
         continues: random.random_bool(0.1),
         seed: 1,
-        now_us: 0,
-        request_id: None,
+        ..Query::new(snapshot, &model, leg, &request)
     };
     let mut rows = vec![7];
     let found = match eligible_rows(&query, &busy, pool, &mut rows) {
