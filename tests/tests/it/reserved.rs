@@ -1,90 +1,22 @@
 //! Fields of the handoff, which a client cannot send to an engine, nor an engine to a client: on real
 //! sockets, with every spelling that JSON allows.
 
-use std::sync::Arc;
-
-use parking_lot::Mutex;
 use pointsman_sim::Dialect;
-use pointsman_tests::{TestCluster, TestClusterBuilder, client::Reply};
+use pointsman_tests::{
+    TestCluster, TestClusterBuilder,
+    client::Reply,
+    raw_engine::{Act, RawEngine, RawRequest, json as json_answer},
+};
 use pointsman_workers::WorkerSpec;
 use serde_json::{Value, json};
-use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _},
-    net::{TcpListener, TcpStream},
-};
-use tokio_util::task::TaskTracker;
 
-/// An engine that records each body and answers each POST with the same text.
-struct CannedEngine {
-    url: String,
-    bodies: Arc<Mutex<Vec<Received>>>,
+/// An engine that answers each POST with the same text.
+async fn canned(answer: &'static str) -> RawEngine {
+    RawEngine::serving(move |_| vec![Act::Send(json_answer(answer))]).await.unwrap()
 }
 
-/// Head and body of a request.
-#[derive(Clone, Debug)]
-struct Received {
-    head: String,
-    body: String,
-}
-
-impl CannedEngine {
-    async fn start(answer: &'static str) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let url = format!("http://{}", listener.local_addr().unwrap());
-        let bodies: Arc<Mutex<Vec<Received>>> = Arc::default();
-        let recorded = bodies.clone();
-        let tasks = TaskTracker::new();
-        let connections = tasks.clone();
-        tasks.spawn(async move {
-            while let Ok((stream, _)) = listener.accept().await {
-                connections.spawn(serve(stream, answer, recorded.clone()));
-            }
-        });
-        Self { url, bodies }
-    }
-
-    fn last(&self) -> Received {
-        self.bodies.lock().last().cloned().unwrap()
-    }
-}
-
-async fn serve(mut stream: TcpStream, answer: &'static str, bodies: Arc<Mutex<Vec<Received>>>) {
-    let mut bytes = Vec::new();
-    loop {
-        let end = loop {
-            if let Some(end) = bytes.windows(4).position(|four| four == b"\r\n\r\n") {
-                break end + 4;
-            }
-            if stream.read_buf(&mut bytes).await.unwrap_or(0) == 0 {
-                return;
-            }
-        };
-        let head = String::from_utf8_lossy(&bytes[..end]).to_lowercase();
-        let length = head.split("content-length: ").nth(1).and_then(|rest| rest.split("\r\n").next());
-        let length: usize = length.and_then(|length| length.parse().ok()).unwrap_or(0);
-        while bytes.len() < end + length {
-            if stream.read_buf(&mut bytes).await.unwrap_or(0) == 0 {
-                return;
-            }
-        }
-        let body = String::from_utf8_lossy(&bytes[end..end + length]).into_owned();
-        bytes.drain(..end + length);
-        let text = if head.starts_with("post") {
-            bodies.lock().push(Received { head, body });
-            answer
-        } else if head.starts_with("get /v1/models") {
-            r#"{"object":"list","data":[{"id":"tiny","object":"model"}]}"#
-        } else {
-            "{}"
-        };
-        let length = text.len();
-        let answer = format!(
-            "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n{text}"
-        );
-        if stream.write_all(answer.as_bytes()).await.is_err() {
-            return;
-        }
-    }
+fn last(engine: &RawEngine) -> RawRequest {
+    engine.requests().pop().unwrap()
 }
 
 async fn cluster(flags: &[String]) -> TestCluster {
@@ -135,8 +67,8 @@ fn value(field: &str) -> &'static str {
 #[tokio::test]
 async fn a5_no_spelling_of_a_reserved_field_reaches_an_engine() {
     for engine in ["vllm", "sglang", "trtllm", "openai"] {
-        let canned = CannedEngine::start(ANSWER).await;
-        let flag = format!("role=aggregated,engine={engine},url={},model=tiny", canned.url);
+        let canned = canned(ANSWER).await;
+        let flag = format!("role=aggregated,engine={engine},url=http://{},model=tiny", canned.address);
         let cluster = cluster(&[flag]).await;
         for field in FIELDS {
             for key in spellings(field) {
@@ -155,7 +87,7 @@ async fn a5_no_spelling_of_a_reserved_field_reaches_an_engine() {
                     let body = format!(r#"{{"model":"tiny","prompt":"hello",{fields}}}"#);
                     let reply = cluster.client.post("/v1/completions", &[], body.clone()).await.unwrap();
                     assert_eq!(reply.status, 200, "{engine} {body}: {reply:?}");
-                    let received = canned.last().body;
+                    let received = last(&canned).body;
                     let parsed: Value = serde_json::from_str(&received).unwrap();
                     // A5.1, A5.9, A5.10, A5.11
                     assert!(!received.contains("MINE"), "{engine}: {body} became {received}");
@@ -189,9 +121,9 @@ fn has_key(json: &Value, key: &str) -> bool {
 }
 
 /// A gateway in front of one engine that answers with `answer`.
-async fn single(engine: &str, answer: &'static str) -> (CannedEngine, TestCluster) {
-    let canned = CannedEngine::start(answer).await;
-    let flag = format!("role=aggregated,engine={engine},url={},model=tiny", canned.url);
+async fn single(engine: &str, answer: &'static str) -> (RawEngine, TestCluster) {
+    let canned = canned(answer).await;
+    let flag = format!("role=aggregated,engine={engine},url=http://{},model=tiny", canned.address);
     let cluster = cluster(&[flag]).await;
     (canned, cluster)
 }
@@ -208,7 +140,7 @@ async fn a5_a1_a_body_without_reserved_fields_passes_byte_for_byte() {
         assert_eq!(cluster.client.post("/v1/completions", &[], body).await.unwrap().status, 200);
         // A1.1: fields that routing does not need are forwarded
         // A5.7
-        assert_eq!(canned.last().body, body, "{engine}");
+        assert_eq!(last(&canned).body, body, "{engine}");
     }
 }
 
@@ -218,7 +150,7 @@ async fn a5_a_container_that_cannot_be_cleaned_becomes_null_and_a_list_is_no_con
     let send = async |fields: String| -> (String, Value) {
         let body = format!(r#"{{"model":"tiny","prompt":"hello",{fields}}}"#);
         assert_eq!(cluster.client.post("/v1/completions", &[], body).await.unwrap().status, 200);
-        let received = canned.last().body;
+        let received = last(&canned).body;
         (received.clone(), serde_json::from_str(&received).unwrap())
     };
     let many: Vec<String> = (0..1_030).map(|number| format!("\"k{number}\":1")).collect();
@@ -258,9 +190,10 @@ async fn a5_an_answer_of_vllm_keeps_the_token_ids_that_the_client_asked_for() {
 #[tokio::test]
 async fn a5_no_header_of_a_client_reaches_an_engine() {
     for engine in ["vllm", "sglang", "trtllm", "openai"] {
-        let canned = CannedEngine::start(ANSWER).await;
+        let canned = canned(ANSWER).await;
         let cluster =
-            cluster(&[format!("role=aggregated,engine={engine},url={},model=tiny", canned.url)]).await;
+            cluster(&[format!("role=aggregated,engine={engine},url=http://{},model=tiny", canned.address)])
+                .await;
         let headers = [
             ("x-request-id", "___prefill_addr_mine"),
             ("x-data-parallel-rank", "0"),
@@ -274,7 +207,7 @@ async fn a5_no_header_of_a_client_reaches_an_engine() {
         ];
         let body = r#"{"model":"tiny","prompt":"hello"}"#;
         assert_eq!(cluster.client.post("/v1/completions", &headers, body).await.unwrap().status, 200);
-        let head = canned.last().head;
+        let head = last(&canned).head;
         for name in ["override", "mine", "rank", "smg", "session"] {
             // A5.8
             assert!(!head.contains(name), "{engine} received {head}");
@@ -286,11 +219,11 @@ const CONTEXT_ANSWER: &str = r#"{"id":"x","object":"chat.completion","created":1
 
 /// The context leg's answer is the client's answer (C8).
 async fn context_answer(stream: bool) -> Reply {
-    let prefill = CannedEngine::start(CONTEXT_ANSWER).await;
-    let decode = CannedEngine::start(ANSWER).await;
+    let prefill = canned(CONTEXT_ANSWER).await;
+    let decode = canned(ANSWER).await;
     let cluster = cluster(&[
-        format!("id=1,role=prefill,engine=trtllm,url={},model=tiny", prefill.url),
-        format!("id=2,role=decode,engine=trtllm,url={},model=tiny", decode.url),
+        format!("id=1,role=prefill,engine=trtllm,url=http://{},model=tiny", prefill.address),
+        format!("id=2,role=decode,engine=trtllm,url=http://{},model=tiny", decode.address),
     ])
     .await;
     let body = json!({
@@ -298,10 +231,10 @@ async fn context_answer(stream: bool) -> Reply {
         "prompt_token_ids": [1, 2], "PROMPT_TOKEN_IDS_B64": "MINE",
     });
     let reply = cluster.client.post("/v1/chat/completions", &[], body.to_string()).await.unwrap();
-    let asked: Value = serde_json::from_str(&prefill.last().body).unwrap();
+    let asked: Value = serde_json::from_str(&last(&prefill).body).unwrap();
     assert_eq!(asked["disaggregated_params"]["request_type"], "context_only");
-    assert!(asked.get("prompt_token_ids").is_none() && !prefill.last().body.contains("MINE"), "{asked}");
-    assert!(decode.bodies.lock().is_empty(), "no decode was needed");
+    assert!(asked.get("prompt_token_ids").is_none() && !last(&prefill).body.contains("MINE"), "{asked}");
+    assert!(decode.requests().is_empty(), "no decode was needed");
     reply
 }
 
