@@ -8,7 +8,8 @@ use pointsman_gateway::{
     daemon::{Daemon, InheritedSockets},
 };
 use pointsman_sim::{Dialect, Role, Sim, SimConfig, SimHandle};
-use pointsman_workers::WorkerSpec;
+use pointsman_workers::{Worker, WorkerId, WorkerSpec};
+use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::{client::Client, raw_engine::RawEngine};
@@ -225,12 +226,59 @@ impl TestCluster {
         self.until("nothing is booked", idle).await
     }
 
+    /// A worker of the registry.
+    ///
+    /// # Panics
+    /// The gateway does not have it.
+    #[must_use]
+    #[expect(clippy::expect_used, reason = "helpers of tests may fail as tests do")]
+    pub fn worker(&self, id: u64) -> Arc<Worker> {
+        self.gateway.state().registry.snapshot().get(WorkerId(id)).expect("a worker of the gateway").clone()
+    }
+
+    /// Outcome of the newest decision, once everything ended.
+    ///
+    /// # Errors
+    /// A request does not end, or the decisions cannot be read.
+    pub async fn newest_outcome(&self) -> anyhow::Result<Value> {
+        self.at_rest().await?;
+        let list = self.admin.get("/decisions?limit=1").await?.json()?;
+        Ok(list.pointer("/decisions/0/outcome").cloned().unwrap_or_default())
+    }
+
+    /// Receipt of the newest decision.
+    ///
+    /// # Errors
+    /// There is none, or it cannot be read.
+    pub async fn newest_receipt(&self) -> anyhow::Result<Value> {
+        let list = self.admin.get("/decisions?limit=1").await?.json()?;
+        let id = list.pointer("/decisions/0/id").and_then(Value::as_str).context("no decision")?;
+        self.admin.get(&format!("/decisions/{id}")).await?.json()
+    }
+
+    /// Text of `/metrics`.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub async fn metrics_text(&self) -> anyhow::Result<String> {
+        Ok(String::from_utf8(self.admin.get("/metrics").await?.body.to_vec())?)
+    }
+
+    /// Number of handoffs that ended for a reason.
+    ///
+    /// # Errors
+    /// The metrics cannot be read.
+    pub async fn handoffs(&self, reason: &str) -> anyhow::Result<f64> {
+        let name = format!("pointsman_handoffs_total{{reason=\"{reason}\"}}");
+        Ok(self.metric(&name).await?.into_iter().sum())
+    }
+
     /// Values of the samples of `/metrics` whose line starts with this.
     ///
     /// # Errors
     /// The metrics cannot be read, or a value is not a number.
     pub async fn metric(&self, start: &str) -> anyhow::Result<Vec<f64>> {
-        let text = String::from_utf8(self.admin.get("/metrics").await?.body.to_vec())?;
+        let text = self.metrics_text().await?;
         let lines = text.lines().filter(|line| line.starts_with(start));
         lines.map(|line| Ok(line.rsplit(' ').next().context("a sample has no value")?.parse()?)).collect()
     }

@@ -33,10 +33,6 @@ async fn decisions(cluster: &TestCluster, body: String) -> Vec<String> {
     header.split(", ").map(short).collect()
 }
 
-async fn metrics(cluster: &TestCluster) -> String {
-    String::from_utf8(cluster.admin.get("/metrics").await.unwrap().body.to_vec()).unwrap()
-}
-
 /// Makes the health checks of an engine fail, or succeed again, and waits until the gateway knows.
 async fn set_healthy(cluster: &TestCluster, sims: &[usize], healthy: bool) {
     let failing = Fault {
@@ -308,12 +304,12 @@ async fn d4_a_local_plan_that_stock_sglang_cannot_execute_is_counted_and_turned_
         let decided = decisions(&cluster, body(&format!("{turn} "))).await;
         // D4.5: remote
         assert_eq!(decided.len(), 2, "{decided:?}");
-        if metrics(&cluster).await.contains("handoffs_total{reason=\"local_refused\"}") {
+        if cluster.metrics_text().await.unwrap().contains("handoffs_total{reason=\"local_refused\"}") {
             return;
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    let counted = metrics(&cluster).await;
+    let counted = cluster.metrics_text().await.unwrap();
     // D4.5: counted
     assert!(counted.contains("local_refused"), "{counted}");
 }

@@ -267,8 +267,7 @@ async fn repeated_wrong_keys_are_slowed_down_and_right_ones_are_not() {
     }
     // A delay would hold up each of the twenty for a second.
     assert!(begun.elapsed() < std::time::Duration::from_secs(15), "{:?}", begun.elapsed());
-    let metrics = cluster.admin.get("/metrics").await.unwrap();
-    let text = String::from_utf8_lossy(&metrics.body).into_owned();
+    let text = cluster.metrics_text().await.unwrap();
     assert!(text.contains("pointsman_wrong_keys_total{reason=\"admin\"} 5"), "{text}");
     assert!(text.contains("pointsman_wrong_keys_total{reason=\"clients\"} 7"), "{text}");
 }

@@ -42,18 +42,12 @@ async fn ask(cluster: &TestCluster, headers: &[(&str, &str)], nvext: Value) -> u
                       "messages": [{"role": "user", "content": "hello"}]});
     let reply = cluster.client.post(CHAT, headers, body.to_string()).await.unwrap();
     assert_eq!(reply.status, 200, "{reply:?}");
-    receipt(cluster).await["choice"]["worker"].as_u64().unwrap()
-}
-
-async fn receipt(cluster: &TestCluster) -> Value {
-    let list = cluster.admin.get("/decisions?limit=1").await.unwrap().json().unwrap();
-    let id = list["decisions"][0]["id"].as_str().unwrap().to_owned();
-    cluster.admin.get(&format!("/decisions/{id}")).await.unwrap().json().unwrap()
+    cluster.newest_receipt().await.unwrap()["choice"]["worker"].as_u64().unwrap()
 }
 
 /// The facts of the newest receipt.
 async fn facts(cluster: &TestCluster) -> Value {
-    let receipt = receipt(cluster).await;
+    let receipt = cluster.newest_receipt().await.unwrap();
     let stages = receipt["stages"].as_array().unwrap();
     stages.iter().find(|stage| stage.get("policy").is_none()).unwrap()["request"].clone()
 }
@@ -84,7 +78,7 @@ async fn f11_requests_of_a_session_and_its_sub_agents_are_one_program() {
     cluster.client.post("/v1/route", &[(SESSION, "lead")], body.to_string()).await.unwrap();
     ask(&cluster, &[(SESSION, "lead"), ("x-dynamo-session-final", "true")], json!({})).await;
     assert_eq!(facts(&cluster).await["program-turn"], json!(4));
-    let text = receipt(&cluster).await.to_string();
+    let text = cluster.newest_receipt().await.unwrap().to_string();
     // F11.7
     assert!(!["lead", "scout", "deep"].iter().any(|name| text.contains(name)), "{text}");
     cluster.at_rest().await.unwrap();

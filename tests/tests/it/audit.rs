@@ -89,8 +89,7 @@ async fn every_change_is_in_the_audit_log_with_who_and_what_and_is_counted() {
     // K3.2
     has(lines[4], &["who=\"grafana\"", "outcome=\"refused\"", "status=403"]);
     assert!(!text.contains("SECRET") && !text.contains("s3cret"), "{text}");
-    let metrics = cluster.admin.get("/metrics").await.unwrap();
-    let text = String::from_utf8_lossy(&metrics.body).into_owned();
+    let text = cluster.metrics_text().await.unwrap();
     let counted = "pointsman_admin_changes_total{action=\"POST /workers/{id}/drain\",status=\"401\"} 1";
     assert!(text.contains(counted), "{text}");
 }

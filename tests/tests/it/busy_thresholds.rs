@@ -120,7 +120,7 @@ async fn f6_a_worker_whose_engine_queues_gets_nothing_while_another_is_free_and_
     until_busy(&cluster, 0, Some("engine_queue")).await;
     // F6.7
     assert_eq!(chosen(&cluster, 1).await, BTreeSet::from([2]), "{}", workers(&cluster).await);
-    let metrics = String::from_utf8(cluster.admin.get("/metrics").await.unwrap().body.to_vec()).unwrap();
+    let metrics = cluster.metrics_text().await.unwrap();
     assert!(metrics.contains(r#"pointsman_worker_busy{worker="1",role="aggregated"} 1"#), "{metrics}");
     let pin = [("x-worker-instance-id", "1")];
     let pinned = cluster.client.post(COMPLETIONS, &pin, body(8, 2)).await.unwrap();

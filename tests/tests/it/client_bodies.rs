@@ -23,10 +23,6 @@ fn head(fields: &str) -> String {
     format!("POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n{fields}\r\n\r\n")
 }
 
-async fn metrics(cluster: &TestCluster) -> String {
-    String::from_utf8(cluster.admin.get("/metrics").await.unwrap().body.to_vec()).unwrap()
-}
-
 #[tokio::test]
 async fn a_declared_length_above_the_limit_is_413_before_the_body_is_asked_for() {
     let cluster = cluster(|config| config.server.max_body_bytes = 1_000_000).await;
@@ -161,7 +157,8 @@ async fn connections_are_bounded() {
     // I_too_many_connections
     assert!(answer.contains("too_many_connections") && answer.contains("limits.connections"), "{answer}");
     // Operators are not refused.
-    assert!(metrics(&cluster).await.contains("client_connections_ended_total{reason=\"too_many\"} 1"));
+    let counted = cluster.metrics_text().await.unwrap();
+    assert!(counted.contains("client_connections_ended_total{reason=\"too_many\"} 1"));
     drop(open);
     let used = |cluster: &TestCluster| cluster.gateway.state().connections.used();
     cluster.until("the connections are free again", |cluster| used(cluster) == 0).await.unwrap();
@@ -178,5 +175,6 @@ async fn a_connection_without_a_request_is_closed() {
             assert!(!text.contains("(open)"), "{bytes:?}: {text}");
         }
     }
-    assert!(metrics(&cluster).await.contains("client_connections_ended_total{reason=\"idle\"} 6"));
+    let counted = cluster.metrics_text().await.unwrap();
+    assert!(counted.contains("client_connections_ended_total{reason=\"idle\"} 6"));
 }

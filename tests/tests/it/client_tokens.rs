@@ -40,7 +40,7 @@ fn generations(cluster: &TestCluster) -> usize {
 }
 
 async fn not_tokenized(cluster: &TestCluster) -> String {
-    let text = String::from_utf8(cluster.admin.get("/metrics").await.unwrap().body.to_vec()).unwrap();
+    let text = cluster.metrics_text().await.unwrap();
     let lines = text.lines().filter(|line| line.starts_with("pointsman_not_tokenized_total{"));
     lines.collect::<Vec<_>>().join("\n")
 }

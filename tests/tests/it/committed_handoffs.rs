@@ -62,11 +62,6 @@ async fn nothing_is_left(cluster: &TestCluster) {
     assert_eq!(cluster.sims.iter().map(|sim| sim.state().stranded).sum::<u64>(), 0);
 }
 
-async fn lost(cluster: &TestCluster, reason: &str) -> f64 {
-    let name = format!("pointsman_handoffs_total{{reason=\"{reason}\"}}");
-    cluster.metric(&name).await.unwrap().into_iter().sum()
-}
-
 #[tokio::test]
 async fn e6_a_full_decode_pool_refuses_requests_before_their_prefill() {
     for dialect in [Dialect::Vllm, Dialect::Sglang] {
@@ -221,7 +216,7 @@ async fn e6_the_handoff_of_a_pinned_decode_worker_that_dies_is_consumed_by_anoth
     // E6.6
     cluster.until("the other worker consumed it", |cluster| pulled(cluster, 1) == 1).await.unwrap();
     nothing_is_left(&cluster).await;
-    assert_eq!(lost(&cluster, "lost_no_decode_worker").await, 0.0);
+    assert_eq!(cluster.handoffs("lost_no_decode_worker").await.unwrap(), 0.0);
 }
 
 #[tokio::test]
@@ -232,7 +227,7 @@ async fn e6_a_handoff_without_a_live_decode_worker_is_counted_with_an_error_of_i
     // E6.7, I_handoff_lost
     assert_eq!(told(&reply), (503, "handoff_lost".into()), "{reply:?}");
     cluster.at_rest().await.unwrap();
-    assert_eq!(lost(&cluster, "lost_no_decode_worker").await, 1.0);
+    assert_eq!(cluster.handoffs("lost_no_decode_worker").await.unwrap(), 1.0);
 }
 
 #[tokio::test]
@@ -301,8 +296,8 @@ async fn e6_a_handoff_whose_prefill_engine_died_is_counted_with_an_error_of_its_
     assert_eq!(told(&reply), (503, "handoff_lost".into()), "{reply:?}");
     drop(first);
     cluster.at_rest().await.unwrap();
-    assert_eq!(lost(&cluster, "lost_prefill_died").await, 1.0);
-    assert_eq!(lost(&cluster, "lost_no_decode_worker").await, 0.0);
+    assert_eq!(cluster.handoffs("lost_prefill_died").await.unwrap(), 1.0);
+    assert_eq!(cluster.handoffs("lost_no_decode_worker").await.unwrap(), 0.0);
 }
 
 #[tokio::test]
@@ -339,7 +334,7 @@ async fn e6_a_decode_engine_that_refuses_even_one_token_leaves_the_handoff_to_an
         consumed.unwrap();
     }
     nothing_is_left(&cluster).await;
-    assert_eq!(lost(&cluster, "lost_no_decode_worker").await, 0.0);
+    assert_eq!(cluster.handoffs("lost_no_decode_worker").await.unwrap(), 0.0);
 }
 
 #[tokio::test]
@@ -350,7 +345,10 @@ async fn e6_a_decode_engine_that_refuses_even_one_token_is_asked_for_it_once() {
     assert_eq!(ask(&cluster, &[], "a").await.status, 400);
     cluster.at_rest().await.unwrap();
     // E6.6, E6.7: once with the client's body, and once for one token
-    assert_eq!((taken(&cluster, 1..2) - before, lost(&cluster, "lost_no_decode_worker").await), (2, 1.0));
+    assert_eq!(
+        (taken(&cluster, 1..2) - before, cluster.handoffs("lost_no_decode_worker").await.unwrap()),
+        (2, 1.0)
+    );
 }
 
 #[tokio::test]

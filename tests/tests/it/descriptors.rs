@@ -47,8 +47,7 @@ async fn exhausted_descriptors_are_not_the_worker_s_fault_and_the_client_may_ret
     drop(files);
     let reply = cluster.client.post("/v1/completions", &[], body).await.unwrap();
     assert_eq!(reply.status, 200, "{reply:?}");
-    let text = cluster.admin.get("/metrics").await.unwrap();
-    let text = String::from_utf8_lossy(&text.body).into_owned();
+    let text = cluster.metrics_text().await.unwrap();
     assert!(text.contains("outcome=\"shortage\"} 1"), "{text}");
     cluster.at_rest().await.unwrap();
 }

@@ -96,8 +96,7 @@ async fn p5_a_file_feeds_the_fleet_and_keeps_it_when_it_breaks() {
     );
     assert!(away["problem"].as_str().unwrap().contains("workers.json") && away["age_ms"].is_u64(), "{away}");
     assert_eq!(status_of_chat(&cluster).await, 200);
-    let metrics = cluster.admin.get("/metrics").await.unwrap();
-    let metrics = String::from_utf8_lossy(&metrics.body).into_owned();
+    let metrics = cluster.metrics_text().await.unwrap();
     // P3.3
     assert!(metrics.contains("pointsman_discovery_source_present{source=\"file:a\"} 0"), "{metrics}");
     assert!(metrics.contains("pointsman_discovery_workers{source=\"file:a\"} 2"), "{metrics}");

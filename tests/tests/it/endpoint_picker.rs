@@ -12,7 +12,7 @@ use pointsman_tests::{
     TestCluster, TestClusterBuilder,
     picker::{Carried, Picked, PickerClient},
 };
-use pointsman_workers::{Refusal, StuckBy, Worker, WorkerId};
+use pointsman_workers::{Refusal, StuckBy};
 use serde_json::{Value, json};
 use tokio::time::{Instant, timeout};
 use tonic::Code;
@@ -62,21 +62,10 @@ fn pair() -> TestClusterBuilder {
     builder(0).sim(Dialect::Vllm, Role::Prefill).sim(Dialect::Vllm, Role::Decode)
 }
 
-fn worker(cluster: &TestCluster, id: u64) -> std::sync::Arc<Worker> {
-    cluster.gateway.state().registry.snapshot().get(WorkerId(id)).unwrap().clone()
-}
-
 /// The engine of a worker said that it has too much to do.
 fn pause(cluster: &TestCluster, id: u64) {
     let refusal = Refusal { retry_after: Some(Duration::from_secs(20)), is_too_many: false };
-    worker(cluster, id).note_refusal(refusal, Instant::now(), 0);
-}
-
-/// The outcome of the last decision, once everything ended.
-async fn outcome(cluster: &TestCluster) -> Value {
-    cluster.at_rest().await.unwrap();
-    let list = cluster.admin.get("/decisions?limit=1").await.unwrap().json().unwrap();
-    list["decisions"][0]["outcome"].clone()
+    cluster.worker(id).note_refusal(refusal, Instant::now(), 0);
 }
 
 async fn refused(
@@ -259,7 +248,7 @@ async fn r2_events_of_audio_and_images_end_with_the_body() {
         answer(&mut carried, &format!("data: {{\"type\":\"{kind}\"}}\n\n")).await;
         cluster.at_rest().await.unwrap();
         // R2.10
-        assert_eq!(outcome(&cluster).await["code"], "ok", "{path}");
+        assert_eq!(cluster.newest_outcome().await.unwrap()["code"], "ok", "{path}");
     }
     let failed =
         cluster.metric("pointsman_legs_total{leg=\"aggregated\",engine=\"vllm\",outcome=\"broken\"").await;
@@ -279,7 +268,7 @@ async fn r2_the_answer_of_another_endpoint_is_not_credited_to_the_picked_worker(
     }
     cluster.at_rest().await.unwrap();
     // R2.8
-    assert!(!worker(&cluster, 1).is_failing(), "it answered none of them");
+    assert!(!cluster.worker(1).is_failing(), "it answered none of them");
     let statuses = [
         cluster
             .metric("pointsman_requests_total{endpoint=\"chat_completions\",model=\"tiny\",status=\"500\"")
@@ -426,7 +415,7 @@ async fn r3_a_subset_is_obeyed_and_an_empty_one_is_503() {
 #[tokio::test]
 async fn r4_a_pair_is_booked_and_the_sidecar_is_told_who_prefills() {
     let (cluster, picker) = started(pair()).await;
-    let prefiller = worker(&cluster, 1);
+    let prefiller = cluster.worker(1);
     (0..5).for_each(|_| prefiller.note_outcome(false));
     let (picked, mut carried) = picker.ask(CHAT, &[], &chat()).await.unwrap();
     let (prefill, decode) = (address(&cluster, 0), address(&cluster, 1));
@@ -538,7 +527,7 @@ async fn r2_the_receipt_of_a_picked_request_says_how_long_it_waited() {
         answer(&mut first, EVENTS).await;
     };
     tokio::join!(waits, ends);
-    let outcome = outcome(&cluster).await;
+    let outcome = cluster.newest_outcome().await.unwrap();
     // R2.7
     assert!(outcome["times_ms"]["queued"].as_f64().unwrap() >= 50.0, "{outcome}");
 }
@@ -557,7 +546,7 @@ async fn r2_both_legs_of_a_picked_pair_are_timed_and_counted_also_when_they_fail
     let (_, mut carried) = picker.ask(CHAT, &[], &chat()).await.unwrap();
     tokio::time::sleep(Duration::from_millis(30)).await;
     answer(&mut carried, EVENTS).await;
-    let times = outcome(&cluster).await["times_ms"].clone();
+    let times = cluster.newest_outcome().await.unwrap()["times_ms"].clone();
     let at = |times: &Value, what: &str| times[what].as_f64().unwrap_or(-1.0);
     // R2.7
     assert!(at(&times, "prefill_sent") >= 0.0 && at(&times, "answer_sent") >= 0.0, "{times}");
@@ -570,7 +559,7 @@ async fn r2_both_legs_of_a_picked_pair_are_timed_and_counted_also_when_they_fail
     carried.answer_body(b"{}", true).unwrap();
     carried.close();
     while carried.next().await.unwrap().is_some() {}
-    let times = outcome(&cluster).await["times_ms"].clone();
+    let times = cluster.newest_outcome().await.unwrap()["times_ms"].clone();
     // R2.7
     assert!(at(&times, "prefill_ended") >= at(&times, "prefill_sent") + 30.0, "{times}");
     // F4.16: the answer does not say which of the two failed
@@ -624,7 +613,7 @@ async fn r2_the_cached_tokens_that_a_decode_engine_counts_wrong_are_not_recorded
     let events = EVENTS.replace("\"completion_tokens\":2", usage);
     let (_, mut carried) = picker.ask(CHAT, &[], &chat()).await.unwrap();
     answer(&mut carried, &events).await;
-    let recorded = outcome(&cluster).await;
+    let recorded = cluster.newest_outcome().await.unwrap();
     // B8.11
     assert_eq!(
         (&recorded["cached_tokens"]["reported"], &recorded["output_tokens"]),
@@ -640,7 +629,7 @@ async fn r2_a_worker_is_told_of_deadlines_and_of_handoffs_of_picked_requests() {
         let (_, mut carried) = picker.ask(CHAT, &[], &chat()).await.unwrap();
         while carried.next().await.unwrap().is_some() {}
     }
-    let stuck = |id: u64| worker(&cluster, id).stuck().map(|stuck| stuck.by);
+    let stuck = |id: u64| cluster.worker(id).stuck().map(|stuck| stuck.by);
     cluster.until("the pair is stuck", |_| stuck(1) == Some(StuckBy::Handoffs)).await.unwrap();
     let (_, mut carried) = picker.ask(CHAT, &[], &chat()).await.unwrap();
     answer(&mut carried, EVENTS).await;

@@ -131,8 +131,7 @@ async fn b12_every_endpoint_is_served_and_its_body_reaches_the_engine_unchanged(
         }
     }
     cluster.at_rest().await.unwrap();
-    let metrics = cluster.admin.get("/metrics").await.unwrap();
-    let metrics = String::from_utf8_lossy(&metrics.body).into_owned();
+    let metrics = cluster.metrics_text().await.unwrap();
     for label in ["responses", "messages", "count_tokens", "rerank", "score", "transcriptions", "detokenize"]
     {
         let line = format!("endpoint=\"{label}\",model=\"tiny\",status=\"200\",code=\"ok\"");
@@ -255,8 +254,7 @@ async fn b12_named_events_pass_byte_for_byte_in_pieces_of_any_size() {
             // I6.4
             assert_eq!((reply.status.as_u16(), text.as_str()), (200, stream), "{path} {step}");
             cluster.at_rest().await.unwrap();
-            let metrics = cluster.admin.get("/metrics").await.unwrap();
-            let metrics = String::from_utf8_lossy(&metrics.body).into_owned();
+            let metrics = cluster.metrics_text().await.unwrap();
             let tokens = if path == "/v1/messages" { 2 } else { 1 };
             assert!(metrics.contains(&format!("pointsman_output_tokens_total {tokens}\n")), "{path}");
             // I6.9
@@ -918,8 +916,7 @@ async fn i6_vectors_in_binary_pass_byte_for_byte_with_their_metadata() {
         let posts = engine.requests().iter().filter(|request| request.line.starts_with("POST")).count();
         assert_eq!(posts, 8, "none is tried again");
         cluster.at_rest().await.unwrap();
-        let metrics = cluster.admin.get("/metrics").await.unwrap();
-        let metrics = String::from_utf8_lossy(&metrics.body).into_owned();
+        let metrics = cluster.metrics_text().await.unwrap();
         let tokens = if metadata.is_empty() { 0 } else { 56 };
         let reported = format!("pointsman_isl_tokens_sum{{source=\"usage\"}} {tokens}.0\n");
         assert!(metrics.contains(&reported), "{metrics}");

@@ -123,8 +123,7 @@ async fn a_stream_is_read_as_the_standard_has_it() {
             let (status, seen) = streamed(cluster).await;
             // I3.3, I3.4, I3.5
             assert_eq!((status, seen.as_str()), (200, text.trim_start_matches('\u{feff}')), "{name}");
-            let metrics = cluster.admin.get("/metrics").await.unwrap();
-            let metrics = String::from_utf8_lossy(&metrics.body).into_owned();
+            let metrics = cluster.metrics_text().await.unwrap();
             complete += 1;
             let line = format!(r#"status="200",code="ok"}} {complete}"#);
             assert!(metrics.contains(&line), "{name}: the stream is complete");

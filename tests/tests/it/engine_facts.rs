@@ -54,10 +54,6 @@ fn eligible(worker: &Value) -> bool {
     worker["health"] == "healthy" && worker["ineligible"].is_null()
 }
 
-async fn metrics(cluster: &TestCluster) -> String {
-    String::from_utf8(cluster.admin.get("/metrics").await.unwrap().body.to_vec()).unwrap()
-}
-
 fn sglang(role: Role) -> SimConfig {
     SimConfig { block_size: 1, blocks: 4_096, ..SimConfig::instant(Dialect::Sglang, role) }
 }
@@ -143,7 +139,7 @@ async fn b5_a_contradiction_refuses_the_worker_and_names_both_values() {
         let reason = worker["reason"].as_str().unwrap();
         assert!(reason.contains(configured) && reason.contains(reported), "{reason}");
         let metric = format!("pointsman_worker_misconfigured{{worker=\"{id}\",");
-        let metrics = metrics(&cluster).await;
+        let metrics = cluster.metrics_text().await.unwrap();
         assert!(metrics.lines().any(|line| line.starts_with(&metric) && line.ends_with(" 1")), "{metric}");
     }
     let body = json!({"model": "tiny", "prompt": "nobody", "max_tokens": 4});
@@ -210,14 +206,15 @@ async fn b5_the_kv_events_of_sglang_need_no_configuration() {
     let endpoint = format!("tcp://127.0.0.1:{}", sim.kv_events_port().unwrap());
     // B5.12
     until(&cluster, 1, "its events are known", |worker| worker["spec"]["kv_events"] == endpoint).await;
-    let live = || async { metrics(&cluster).await.contains("pointsman_kv_feed_live{worker=\"1\"") };
+    let live =
+        || async { cluster.metrics_text().await.unwrap().contains("pointsman_kv_feed_live{worker=\"1\"") };
     for _ in 0..400 {
         if live().await {
             break;
         }
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    assert!(live().await, "the feed runs: {}", metrics(&cluster).await);
+    assert!(live().await, "the feed runs: {}", cluster.metrics_text().await.unwrap());
     // A configured address wins over a reported one, and an engine without events has no address.
     let other = join(&cluster, events, "id=2,engine=sglang,kv_events=tcp://127.0.0.1:9").await;
     let silent = join(&cluster, sglang(Role::Aggregated), "id=3,engine=sglang").await;

@@ -362,7 +362,7 @@ async fn b5_an_engine_that_is_another_than_configured_is_an_error_that_an_operat
     // B5.3
     let reason = told["reason"].as_str().unwrap();
     assert!(reason.contains("`sglang`") && reason.contains("`vllm`"), "{reason}");
-    let metrics = String::from_utf8(cluster.admin.get("/metrics").await.unwrap().body.to_vec()).unwrap();
+    let metrics = cluster.metrics_text().await.unwrap();
     for (id, value) in [(9, 1), (1, 0)] {
         let line = format!(r#"pointsman_worker_misconfigured{{worker="{id}",role="aggregated"}} {value}"#);
         assert!(metrics.contains(&line), "{line}: {metrics}");

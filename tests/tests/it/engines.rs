@@ -305,8 +305,7 @@ async fn a_request_that_kills_its_engine_visits_two_of_five_and_is_then_refused(
                 "{kind:?}"
             );
         }
-        let metrics = cluster.admin.get("/metrics").await.unwrap();
-        let metrics = String::from_utf8_lossy(&metrics.body).into_owned();
+        let metrics = cluster.metrics_text().await.unwrap();
         for line in [
             r#"pointsman_poison_requests_total{reason="quarantined"} 1"#,
             r#"pointsman_poison_requests_total{reason="refused"} 1"#,

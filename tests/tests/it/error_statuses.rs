@@ -292,7 +292,7 @@ async fn i_client_closed_is_499_in_the_metrics() {
         booked = cluster.until("it is routed", |cluster| cluster.booked() == 1) => booked.unwrap(),
     }
     cluster.at_rest().await.unwrap();
-    let metrics = String::from_utf8(cluster.admin.get("/metrics").await.unwrap().body.to_vec()).unwrap();
+    let metrics = cluster.metrics_text().await.unwrap();
     let line = r#"status="499",code="client_closed"} 1"#;
     // I_client_closed
     assert!(metrics.contains(line), "{metrics}");

@@ -35,13 +35,9 @@ async fn answer(mut stream: TcpStream) -> String {
     text
 }
 
-async fn metrics(cluster: &TestCluster) -> String {
-    String::from_utf8(cluster.admin.get("/metrics").await.unwrap().body.to_vec()).unwrap()
-}
-
 /// Value of a metric without labels.
 async fn metric(cluster: &TestCluster, name: &str) -> f64 {
-    let text = metrics(cluster).await;
+    let text = cluster.metrics_text().await.unwrap();
     let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
     line.unwrap_or_else(|| panic!("{name} is missing")).parse().unwrap()
 }
@@ -100,7 +96,7 @@ async fn a_client_that_pauses_within_its_body_gets_408() {
     assert!(answer.contains(r#""type":"invalid_request_error""#), "{answer}");
     cluster.at_rest().await.unwrap();
     let line = "pointsman_requests_total{endpoint=\"chat_completions\",model=\"other\",status=\"408\",code=\"request_timeout\"} 1";
-    let text = metrics(&cluster).await;
+    let text = cluster.metrics_text().await.unwrap();
     assert!(text.contains(line), "{text}");
 }
 
@@ -111,7 +107,7 @@ async fn a_client_that_leaves_during_its_upload_is_recorded() {
     cluster.until("the upload is in flight", |cluster| inflight(cluster) == 1).await.unwrap();
     drop(stream);
     cluster.at_rest().await.unwrap();
-    let text = metrics(&cluster).await;
+    let text = cluster.metrics_text().await.unwrap();
     assert!(text.contains("status=\"499\",code=\"client_closed\"} 1"), "{text}");
 }
 
@@ -139,5 +135,5 @@ async fn a_client_that_leaves_during_tokenization_causes_no_prefill() {
     sleep(Duration::from_millis(1_300)).await;
     let recorded = cluster.sims[0].recorded();
     assert!(recorded.iter().all(|request| request.path != CHAT), "{recorded:?}");
-    assert!(metrics(&cluster).await.contains("status=\"499\",code=\"client_closed\"} 1"));
+    assert!(cluster.metrics_text().await.unwrap().contains("status=\"499\",code=\"client_closed\"} 1"));
 }

@@ -10,6 +10,8 @@ use pointsman_sim::{Dialect, Role, SimConfig};
 use pointsman_tests::{Reply, TestCluster, TestClusterBuilder};
 use serde_json::{Value, json};
 
+use crate::slots::slot;
+
 const CHAT: &str = "/v1/chat/completions";
 
 /// Prefers the worker of the higher id, whatever runs there.
@@ -51,12 +53,6 @@ async fn reload(cluster: &TestCluster) -> Value {
     cluster.admin.post("/policies/reload", &[], "").await.unwrap().json().unwrap()
 }
 
-async fn slot(cluster: &TestCluster) -> Value {
-    let policies = cluster.admin.get("/policies").await.unwrap().json().unwrap();
-    let slots = policies["slots"].as_array().unwrap();
-    slots.iter().find(|slot| slot["slot"] == "aggregated").cloned().unwrap()
-}
-
 /// Puts a formula file in place of the last one, and waits until it serves: a busy machine compiles for long.
 async fn install(cluster: &TestCluster, text: &str) {
     cluster.drop_policy("aggregated.formula.toml", text.as_bytes()).unwrap();
@@ -70,13 +66,6 @@ async fn install(cluster: &TestCluster, text: &str) {
         tokio::time::sleep(std::time::Duration::from_millis(100)).await;
     }
     panic!("{text} never served: {}", slot(cluster).await);
-}
-
-/// Returns the newest decision.
-async fn receipt(cluster: &TestCluster) -> Value {
-    let list = cluster.admin.get("/decisions?limit=1").await.unwrap().json().unwrap();
-    let id = list["decisions"][0]["id"].as_str().unwrap().to_owned();
-    cluster.admin.get(&format!("/decisions/{id}")).await.unwrap().json().unwrap()
 }
 
 /// Replays what was decided by the formula with a formula file.
@@ -113,7 +102,7 @@ async fn a_formula_dropped_in_serves_the_next_request_and_its_receipt_names_the_
     assert_eq!((&status["policy"], &status["digest"]), (&json!("formula"), &json!(text)));
     assert_eq!(status["file"], "aggregated.formula.toml", "{status}");
     assert!(status["origin"].to_string().contains("aggregated.formula.toml"), "{status}");
-    let receipt = receipt(&cluster).await;
+    let receipt = cluster.newest_receipt().await.unwrap();
     assert!(receipt.to_string().contains(&text), "{receipt}");
     assert_eq!(receipt["costs"], json!([1.0, 0.0]), "{receipt}");
     // Another text is another generation, and a removed file gives the slot back.
@@ -236,7 +225,7 @@ async fn keep_narrows_like_a_filter_and_shed_rejects_with_its_status() {
     let file = "cost = \"label('place') == 'last' ? 0 : 1\"\nkeep = \"taint('spot')\"\n";
     install(&cluster, file).await;
     assert!(ask(&cluster).await.starts_with("aggregated=1/"), "keep comes before cost");
-    let receipt = receipt(&cluster).await;
+    let receipt = cluster.newest_receipt().await.unwrap();
     let stages = receipt["stages"].as_array().unwrap();
     let worlds: Vec<&str> = stages.iter().filter_map(|stage| stage["world"].as_str()).collect();
     assert_eq!((worlds, &receipt["left"]), (vec!["filter", "selector"], &json!([0])), "{receipt}");
@@ -250,8 +239,7 @@ async fn keep_narrows_like_a_filter_and_shed_rejects_with_its_status() {
     // T1.4
     let decided = "formula+predicted-latency@3 policy";
     assert!(header.starts_with("aggregated=2/") && header.ends_with(decided), "{header}");
-    let metrics = cluster.admin.get("/metrics").await.unwrap();
-    let metrics = String::from_utf8_lossy(&metrics.body).into_owned();
+    let metrics = cluster.metrics_text().await.unwrap();
     let lines =
         |name: &str| metrics.lines().filter(|line| line.starts_with(name)).collect::<Vec<_>>().join("\n");
     // T1.4

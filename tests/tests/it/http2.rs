@@ -73,8 +73,7 @@ impl Secure {
         let started = Instant::now();
         while self.ended(reason).await < count {
             if started.elapsed() > LIMIT {
-                let text = self.cluster.admin.get("/metrics").await.unwrap().body;
-                let text = String::from_utf8_lossy(&text).into_owned();
+                let text = self.cluster.metrics_text().await.unwrap();
                 let ended: Vec<&str> =
                     text.lines().filter(|line| line.contains("connections_ended")).collect();
                 panic!("{reason}: {ended:?}");
@@ -439,8 +438,7 @@ async fn j5_a_stream_whose_window_never_opens_is_ended() {
     secure.cluster.until("the request runs", |cluster| cluster.booked() == 1).await.unwrap();
     // J5.6
     secure.cluster.at_rest().await.unwrap();
-    let metrics = secure.cluster.admin.get("/metrics").await.unwrap();
-    let metrics = String::from_utf8_lossy(&metrics.body).into_owned();
+    let metrics = secure.cluster.metrics_text().await.unwrap();
     let counted = |line: &&str| line.starts_with("pointsman_requests_total{") && !line.ends_with("} 0");
     let ended: Vec<_> = metrics.lines().filter(counted).collect();
     // J5.6

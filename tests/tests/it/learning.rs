@@ -53,8 +53,7 @@ async fn serves(cluster: &TestCluster, name: &'static str) {
 
 /// Returns the value of a metric.
 async fn metric(cluster: &TestCluster, line: &str) -> u64 {
-    let reply = cluster.admin.get("/metrics").await.unwrap();
-    let text = String::from_utf8_lossy(&reply.body).into_owned();
+    let text = cluster.metrics_text().await.unwrap();
     let value =
         text.split_once(&format!("\n{line} ")).map(|(_, rest)| rest.lines().next().unwrap().to_owned());
     value.map_or(0, |value| value.parse().unwrap())

@@ -28,13 +28,9 @@ fn body(tokens: u32, stream: bool) -> String {
     .to_string()
 }
 
-async fn metrics(cluster: &TestCluster) -> String {
-    String::from_utf8(cluster.admin.get("/metrics").await.unwrap().body.to_vec()).unwrap()
-}
-
 /// The value of a series; 0 while there is none.
 async fn metric(cluster: &TestCluster, series: &str) -> f64 {
-    let text = metrics(cluster).await;
+    let text = cluster.metrics_text().await.unwrap();
     let line = text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
     line.map_or(0.0, |value| value.parse().unwrap())
 }

@@ -201,8 +201,7 @@ async fn jumping_sequence_numbers_of_kv_events_write_a_line_a_second_and_are_cou
     let cluster = TestClusterBuilder::new().sim_with(config, &endpoint).start().await.unwrap();
     let mut forgotten = 0;
     for _ in 0..400 {
-        let metrics = cluster.admin.get("/metrics").await.unwrap();
-        let text = String::from_utf8_lossy(&metrics.body).into_owned();
+        let text = cluster.metrics_text().await.unwrap();
         let line = text.lines().find(|line| line.starts_with("pointsman_kv_feed_forgets_total"));
         forgotten = line.and_then(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).unwrap_or(0.0) as u64;
         if forgotten > MESSAGES / 2 {

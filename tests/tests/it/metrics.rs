@@ -234,8 +234,7 @@ async fn idle_connections_to_workers_that_are_closed_are_counted() {
     let body = r#"{"model":"tiny","max_tokens":2,"messages":[{"role":"user","content":"hi"}]}"#;
     assert_eq!(cluster.client.post("/v1/chat/completions", &[], body).await.unwrap().status, 200);
     for _ in 0..200 {
-        let text = cluster.admin.get("/metrics").await.unwrap();
-        let text = String::from_utf8_lossy(&text.body).into_owned();
+        let text = cluster.metrics_text().await.unwrap();
         let line = text.lines().find(|line| line.starts_with("pointsman_upstream_connections_closed_total "));
         if line.is_some_and(|line| !line.ends_with(" 0")) {
             return;

@@ -101,7 +101,7 @@ async fn failed_legs(cluster: &TestCluster) -> f64 {
     let all: f64 = cluster.metric("pointsman_legs_total{").await.unwrap().iter().sum();
     let mut good = 0.0;
     for outcome in ["ok", "cancelled"] {
-        let text = String::from_utf8(cluster.admin.get("/metrics").await.unwrap().body.to_vec()).unwrap();
+        let text = cluster.metrics_text().await.unwrap();
         let lines = text.lines().filter(|line| line.starts_with("pointsman_legs_total{"));
         let lines = lines.filter(|line| line.contains(&format!("outcome=\"{outcome}\"")));
         good += lines.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum::<f64>();

@@ -221,7 +221,7 @@ async fn m4_buckets_reach_the_limits_of_policies_and_contexts() {
     let cluster = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await.unwrap();
     assert_eq!(cluster.client.post(COMPLETIONS, &[], body(3, false)).await.unwrap().status, 200);
     cluster.at_rest().await.unwrap();
-    let text = String::from_utf8(cluster.admin.get("/metrics").await.unwrap().body.to_vec()).unwrap();
+    let text = cluster.metrics_text().await.unwrap();
     // M4.18
     for (metric, bound) in [
         ("route_seconds", "0.25"),

@@ -612,8 +612,7 @@ async fn h1_an_engine_that_is_slow_or_fails_to_tokenize_costs_the_tokens_only() 
         // The engine never answers: without the limit there would be no end.
         assert!(began.elapsed() < Duration::from_secs(30));
         cluster.at_rest().await.unwrap();
-        let metrics = cluster.admin.get("/metrics").await.unwrap().body;
-        let metrics = String::from_utf8_lossy(&metrics);
+        let metrics = cluster.metrics_text().await.unwrap();
         for reason in [reason, "engine_paused"] {
             let line = format!("pointsman_not_tokenized_total{{reason=\"{reason}\"}}");
             assert!(metrics.contains(&line), "{line}");

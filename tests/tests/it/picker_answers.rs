@@ -54,13 +54,6 @@ async fn drained(mut carried: Carried) {
     while carried.next().await.unwrap().is_some() {}
 }
 
-/// The outcome of the last decision, once everything ended.
-async fn outcome(cluster: &TestCluster) -> Value {
-    cluster.at_rest().await.unwrap();
-    let list = cluster.admin.get("/decisions?limit=1").await.unwrap().json().unwrap();
-    list["decisions"][0]["outcome"].clone()
-}
-
 fn parts(outcome: &Value) -> (Option<u64>, Option<&str>, Option<u64>) {
     (outcome["status"].as_u64(), outcome["code"].as_str(), outcome["output_tokens"].as_u64())
 }
@@ -89,7 +82,11 @@ async fn r2_a_coded_answer_is_no_failure() {
         carried.answer_body(&coded, true).unwrap();
         drained(carried).await;
         // R2.11
-        assert_eq!(parts(&outcome(&cluster).await), (Some(200), Some("ok"), Some(0)), "{headers:?}");
+        assert_eq!(
+            parts(&cluster.newest_outcome().await.unwrap()),
+            (Some(200), Some("ok"), Some(0)),
+            "{headers:?}"
+        );
     }
     let failed = "pointsman_legs_total{leg=\"aggregated\",engine=\"vllm\",outcome=\"broken\"";
     // R2.11
@@ -99,7 +96,7 @@ async fn r2_a_coded_answer_is_no_failure() {
     carried.answer_body(format!("{FIRST}{REST}").as_bytes(), true).unwrap();
     drained(carried).await;
     // R2.11: `identity` is no content coding
-    assert_eq!(parts(&outcome(&cluster).await), (Some(200), Some("ok"), Some(1)));
+    assert_eq!(parts(&cluster.newest_outcome().await.unwrap()), (Some(200), Some("ok"), Some(1)));
 }
 
 #[tokio::test]
@@ -114,7 +111,7 @@ async fn r2_an_answer_whose_body_does_not_pass_has_the_outcome_of_its_head() {
         // R2.12: the proxy keeps the stream open
         cluster.until("the booking ends with the head", |cluster| cluster.booked() == 0).await.unwrap();
         drained(carried).await;
-        let outcome = outcome(&cluster).await;
+        let outcome = cluster.newest_outcome().await.unwrap();
         // R2.12
         assert_eq!(outcome["status"].as_u64(), Some(u64::from(status)), "{outcome}");
         assert_eq!(outcome["code"] == "ok", code == "ok", "{outcome}");
@@ -143,7 +140,7 @@ async fn r2_an_answer_that_the_proxy_cuts_blames_neither_the_client_nor_the_engi
         carried.next().await.unwrap();
         carried.next().await.unwrap();
         drained(carried).await;
-        let outcome = outcome(&cluster).await;
+        let outcome = cluster.newest_outcome().await.unwrap();
         // R2.13
         assert_eq!(parts(&outcome), (Some(499), Some("answer_cut"), Some(1)), "{outcome}");
     }
@@ -161,7 +158,7 @@ async fn r2_an_answer_that_the_proxy_cuts_blames_neither_the_client_nor_the_engi
     carried.next().await.unwrap();
     drained(carried).await;
     // R2.13: clients may leave after the last event
-    assert_eq!(parts(&outcome(&cluster).await), (Some(200), Some("ok"), Some(1)));
+    assert_eq!(parts(&cluster.newest_outcome().await.unwrap()), (Some(200), Some("ok"), Some(1)));
 }
 
 #[tokio::test]

@@ -130,7 +130,7 @@ async fn f2_a_preview_returns_the_token_ids_of_a_text_prompt() {
 
 /// The counters of policies and handoffs.
 async fn counters(cluster: &TestCluster) -> Vec<String> {
-    let text = String::from_utf8(cluster.admin.get("/metrics").await.unwrap().body.to_vec()).unwrap();
+    let text = cluster.metrics_text().await.unwrap();
     let names = ["pointsman_policy_calls_total", "pointsman_policy_shadow_total", "pointsman_handoffs_total"];
     let counts = |line: &&str| names.iter().any(|name| line.starts_with(name));
     text.lines().filter(counts).map(str::to_owned).collect()

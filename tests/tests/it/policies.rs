@@ -264,8 +264,7 @@ async fn a_decode_override_that_fails_is_counted_among_the_fallbacks() {
             let decision = ask(&cluster).await;
             assert!(decision.contains("prefill=") && decision.contains("decode="), "{decision}");
         }
-        let metrics = cluster.admin.get("/metrics").await.unwrap();
-        let text = String::from_utf8_lossy(&metrics.body).into_owned();
+        let text = cluster.metrics_text().await.unwrap();
         for reason in ["error", "breaker_open"] {
             let line = format!("pointsman_fallbacks_total{{slot=\"decode-override\",reason=\"{reason}\"}} ");
             let count = text.split_once(&line).map(|(_, rest)| rest.lines().next().unwrap().to_owned());

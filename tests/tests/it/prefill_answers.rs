@@ -477,8 +477,7 @@ async fn c7b_a_prompt_shorter_than_a_block_is_decoded_without_a_handoff() {
     assert_eq!((prefill.requests().len(), decode.requests().len()), (1, 1));
     assert!(!decode.requests()[0].body.contains("kv_transfer_params"), "{:?}", decode.requests());
     cluster.at_rest().await.unwrap();
-    let metrics = cluster.admin.get("/metrics").await.unwrap();
-    let metrics = String::from_utf8_lossy(&metrics.body).into_owned();
+    let metrics = cluster.metrics_text().await.unwrap();
     let counted: Vec<&str> =
         metrics.lines().filter(|line| line.starts_with("pointsman_handoffs_total{")).collect();
     let counted: Vec<&str> = counted.into_iter().filter(|line| !line.ends_with(" 0")).collect();

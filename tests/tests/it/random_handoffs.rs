@@ -174,14 +174,9 @@ async fn kill(cluster: &mut TestCluster, place: usize) -> SimState {
     state
 }
 
-async fn handoffs(cluster: &TestCluster, reason: &str) -> f64 {
-    let name = format!("pointsman_handoffs_total{{reason=\"{reason}\"}}");
-    cluster.metric(&name).await.unwrap().into_iter().sum()
-}
-
 /// Decode legs that failed after an engine took the handoff, without an answer that tells the reason.
 async fn broken_decode_legs(cluster: &TestCluster) -> f64 {
-    let text = String::from_utf8(cluster.admin.get("/metrics").await.unwrap().body.to_vec()).unwrap();
+    let text = cluster.metrics_text().await.unwrap();
     let outcomes = ["broken", "closed", "timeout", "down", "protocol", "status_5xx", "status_4xx"];
     let lines = text.lines().filter(|line| {
         line.starts_with("pointsman_legs_total{leg=\"decode\"")
@@ -234,8 +229,8 @@ async fn check(
     let snapshot = cluster.gateway.state().registry.snapshot();
     let reserved: u32 = snapshot.workers().iter().map(|worker| worker.reserved()).sum();
     assert_eq!(reserved, 0, "seed {seed}: a place is kept");
-    let lost =
-        handoffs(cluster, "lost_no_decode_worker").await + handoffs(cluster, "lost_prefill_died").await;
+    let lost = cluster.handoffs("lost_no_decode_worker").await.unwrap()
+        + cluster.handoffs("lost_prefill_died").await.unwrap();
     let idle = |cluster: &TestCluster| {
         cluster.sims.iter().map(|sim| sim.state()).all(|state| state.running + state.waiting == 0)
     };
@@ -249,7 +244,7 @@ async fn check(
     let pulled: u64 =
         all.filter(|(role, _)| **role == Role::Decode).map(|(_, state)| state.handoffs.pulled).sum();
     let pinned: u32 = states.iter().map(|state| state.pinned_blocks).sum();
-    let complete = handoffs(cluster, "complete").await;
+    let complete = cluster.handoffs("complete").await.unwrap();
     if plan.is_hard {
         let taken = broken_decode_legs(cluster).await;
         // Blocks that the killed engine pulled after its state was read belong to broken legs.

@@ -80,8 +80,7 @@ async fn b12_a_realtime_session_is_relayed_in_both_directions() {
     let seen = cluster.sims[0].recorded();
     assert_eq!(seen[0].path, "/v1/realtime?model=tiny");
     assert!(!seen[0].headers.iter().any(|(name, _)| name == "authorization"), "the client's key stays here");
-    let metrics = cluster.admin.get("/metrics").await.unwrap();
-    let metrics = String::from_utf8_lossy(&metrics.body).into_owned();
+    let metrics = cluster.metrics_text().await.unwrap();
     assert!(metrics.contains(r#"endpoint="realtime",model="tiny",status="101",code="ok""#), "{metrics}");
 }
 
@@ -221,8 +220,7 @@ async fn b12_a_silent_realtime_session_ends_after_its_idle_time() {
     // I8.4
     assert_eq!(close.code, CloseCode::Away);
     cluster.at_rest().await.unwrap();
-    let metrics = cluster.admin.get("/metrics").await.unwrap();
-    assert!(String::from_utf8_lossy(&metrics.body).contains(r#"code="realtime_idle""#));
+    assert!(cluster.metrics_text().await.unwrap().contains(r#"code="realtime_idle""#));
 }
 
 #[tokio::test]

@@ -101,11 +101,6 @@ async fn reason(cluster: &TestCluster, worker: u64) -> Value {
     told["worker"]["reason"].clone()
 }
 
-async fn count(cluster: &TestCluster, reason: &str) -> f64 {
-    let name = format!("pointsman_handoffs_total{{reason=\"{reason}\"}}");
-    cluster.metric(&name).await.unwrap().into_iter().sum()
-}
-
 #[tokio::test]
 async fn i17_a_decode_worker_that_refuses_everything_is_left_out() {
     for kind in KINDS {
@@ -123,7 +118,7 @@ async fn i17_a_decode_worker_that_refuses_everything_is_left_out() {
         assert!(reason.as_str().unwrap().contains("answered 400: a chat template is missing"), "{reason}");
         // An addressed handoff of a worker that takes nothing is lost, and the retry has a new one.
         let is_addressed = kind.0.contains("p2p");
-        let lost = count(&fleet.cluster, "lost_no_decode_worker").await;
+        let lost = fleet.cluster.handoffs("lost_no_decode_worker").await.unwrap();
         assert_eq!(lost >= 5.0, is_addressed, "{kind:?}: {lost}");
         assert_eq!(fleet.posts()[0] > 15, is_addressed, "{kind:?}: {:?}", fleet.posts());
     }
@@ -164,7 +159,7 @@ async fn i17_wrong_requests_put_no_decode_worker_aside() {
         }
     }
     // E6.7: each handoff was offered to both.
-    assert_eq!(count(&fleet.cluster, "lost_no_decode_worker").await, 12.0);
+    assert_eq!(fleet.cluster.handoffs("lost_no_decode_worker").await.unwrap(), 12.0);
 }
 
 #[tokio::test]
@@ -255,7 +250,7 @@ async fn i2_the_answer_of_decode_workers_that_all_lack_the_model_passes_and_each
         tokio::time::sleep(Duration::from_millis(300)).await;
         assert_eq!(fleet.posts()[1..], [1, 1], "{kind:?}");
         // E6.7
-        let lost = count(&fleet.cluster, "lost_no_decode_worker").await;
+        let lost = fleet.cluster.handoffs("lost_no_decode_worker").await.unwrap();
         assert_eq!(lost, if kind.0.contains("p2p") { 2.0 } else { 1.0 }, "{kind:?}");
         let pinned = ask(&fleet.cluster, &[("x-worker-instance-id", "2")], "pinned").await;
         // I2.8

@@ -49,7 +49,7 @@ async fn read(cluster: &TestCluster, path: &str) -> (String, String) {
     let reply = cluster.client.send("GET", path, &[]).await.unwrap();
     assert_eq!(reply.status, 200, "{reply:?}");
     cluster.at_rest().await.unwrap();
-    let metrics = String::from_utf8(cluster.admin.get("/metrics").await.unwrap().body.to_vec()).unwrap();
+    let metrics = cluster.metrics_text().await.unwrap();
     let is_counted = |line: &&str| line.starts_with("pointsman_requests_total{endpoint=\"stored_responses\"");
     let line = metrics.lines().find(is_counted).unwrap();
     let code = line.split("code=\"").nth(1).unwrap().split('"').next().unwrap();

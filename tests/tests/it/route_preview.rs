@@ -6,7 +6,7 @@ use pointsman_gateway::config::{LegOrder, SlotEntry};
 use pointsman_routing::{NativeMode, SlotKind};
 use pointsman_sim::{Dialect, Role, SimConfig};
 use pointsman_tests::{TestCluster, TestClusterBuilder, client::Reply};
-use pointsman_workers::{Booking, BookingRequest, Leg, Refusal, Worker, WorkerId};
+use pointsman_workers::{Booking, BookingRequest, Leg, Refusal};
 use prefix_index::Prefix;
 use serde_json::{Value, json};
 
@@ -120,14 +120,10 @@ async fn cluster(dialect: Dialect, models: &[Model]) -> TestCluster {
     builder.start().await.unwrap()
 }
 
-fn worker(cluster: &TestCluster, id: u64) -> std::sync::Arc<Worker> {
-    cluster.gateway.state().registry.snapshot().get(WorkerId(id)).unwrap().clone()
-}
-
 /// Brings the workers of a model into a state. Returns the load that keeps them busy.
 fn enter(cluster: &TestCluster, model: &Model, state: State) -> Vec<Booking> {
     let mut held = Vec::new();
-    let of = |place: &u64| worker(cluster, model.first + place);
+    let of = |place: &u64| cluster.worker(model.first + place);
     match state {
         State::Well => {}
         State::Draining(places) => places.iter().for_each(|place| of(place).set_draining(true)),
@@ -159,7 +155,7 @@ fn enter(cluster: &TestCluster, model: &Model, state: State) -> Vec<Booking> {
 }
 
 fn leave(cluster: &TestCluster, model: &Model) {
-    (0..WORKERS).for_each(|place| worker(cluster, model.first + place).set_draining(false));
+    (0..WORKERS).for_each(|place| cluster.worker(model.first + place).set_draining(false));
 }
 
 /// Answer for a client: the prefill and the decode worker, or status and code.

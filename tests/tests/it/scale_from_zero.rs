@@ -162,7 +162,7 @@ async fn f7_a_request_is_refused_when_no_worker_comes_in_time() {
                     models.NAME.wait_for_workers: none is registered for it; retry after the time in `retry-after`";
     assert_eq!(message, expected);
     let refused = "pointsman_requests_total{";
-    let text = String::from_utf8(cluster.admin.get("/metrics").await.unwrap().body.to_vec()).unwrap();
+    let text = cluster.metrics_text().await.unwrap();
     let line = text.lines().find(|line| line.starts_with(refused) && line.contains("no_worker")).unwrap();
     // F7.10: the model has a name in metrics
     assert!(line.contains("model=\"tiny\"") && line.ends_with(" 1"), "{line}");

@@ -308,7 +308,7 @@ async fn the_admin_port_lists_workers_policies_and_metrics() {
         (&policies["slots"][0]["slot"], &policies["slots"][0]["policy"]),
         (&json!("prefill"), &json!("kv-aware"))
     );
-    let metrics = String::from_utf8(cluster.admin.get("/metrics").await.unwrap().body.to_vec()).unwrap();
+    let metrics = cluster.metrics_text().await.unwrap();
     for line in [
         "pointsman_requests_total{endpoint=\"chat_completions\",model=\"tiny\",status=\"200\",code=\"ok\"} 1",
         "pointsman_decisions_total{slot=\"prefill\",policy=\"kv-aware\",lane=\"active\",decider=\"policy\"} 1",

@@ -25,7 +25,8 @@ async fn ask(cluster: &TestCluster) -> String {
     ask_as(cluster, None).await
 }
 
-async fn slot(cluster: &TestCluster) -> Value {
+/// The slot of aggregated legs.
+pub(crate) async fn slot(cluster: &TestCluster) -> Value {
     let policies = cluster.admin.get("/policies").await.unwrap().json().unwrap();
     let slots = policies["slots"].as_array().unwrap();
     slots.iter().find(|slot| slot["slot"] == "aggregated").cloned().unwrap()
@@ -219,8 +220,7 @@ async fn a_shadow_is_counted_and_never_serves() {
     let count = |key: &str| shadow[key].as_u64().unwrap();
     assert_eq!(count("agree") + count("disagree"), 40, "{shadow}");
     assert!(count("agree") > 0 && count("disagree") > 0, "{shadow}");
-    let metrics = cluster.admin.get("/metrics").await.unwrap();
-    let metrics = String::from_utf8(metrics.body.to_vec()).unwrap();
+    let metrics = cluster.metrics_text().await.unwrap();
     for line in [
         &format!(
             "pointsman_policy_shadow_total{{slot=\"aggregated\",policy=\"weighted-random\",result=\"agree\"}} {}",

@@ -46,13 +46,9 @@ async fn begin(cluster: &TestCluster, body: &str) -> TcpStream {
     stream
 }
 
-async fn metrics(cluster: &TestCluster) -> String {
-    String::from_utf8(cluster.admin.get("/metrics").await.unwrap().body.to_vec()).unwrap()
-}
-
 /// Sum of a metric's samples whose labels contain `labels`.
 async fn sum(cluster: &TestCluster, name: &str, labels: &str) -> u64 {
-    let text = metrics(cluster).await;
+    let text = cluster.metrics_text().await.unwrap();
     let lines = text.lines().filter(|line| line.starts_with(name) && line.contains(labels));
     lines.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum()
 }

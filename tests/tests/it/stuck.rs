@@ -15,7 +15,7 @@ use pointsman_tests::{
     Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
     raw_engine::{chunk, json, status, stream_head},
 };
-use pointsman_workers::{Ineligible, StuckBy, Worker, WorkerId, WorkerSpec};
+use pointsman_workers::{Ineligible, StuckBy, WorkerSpec};
 use serde_json::Value;
 use tokio::time::Instant;
 
@@ -88,10 +88,6 @@ fn add(config: &mut Config, id: u64, engine: &RawEngine) {
     config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
 }
 
-fn worker(cluster: &TestCluster, id: u64) -> Arc<Worker> {
-    cluster.gateway.state().registry.snapshot().get(WorkerId(id)).unwrap().clone()
-}
-
 async fn ask(cluster: &TestCluster, turn: u32) -> u16 {
     let body = format!(r#"{{"model":"tiny","prompt":"turn {turn}","max_tokens":4}}"#);
     cluster.client.post(COMPLETIONS, &[], body).await.unwrap().status.as_u16()
@@ -131,8 +127,8 @@ async fn b7_a_worker_that_hangs_while_its_health_is_good_is_put_aside_and_comes_
         };
         tokio::join!(ask(0), ask(1), ask(2), ask(3))
     });
-    cluster.until("it is put aside", |cluster| worker(cluster, 2).is_put_aside()).await.unwrap();
-    let stuck = worker(&cluster, 2);
+    cluster.until("it is put aside", |cluster| cluster.worker(2).is_put_aside()).await.unwrap();
+    let stuck = cluster.worker(2);
     assert_eq!(stuck.ineligible(), Some(Ineligible::Stuck));
     // B7.6
     for turn in 0..16 {
@@ -154,7 +150,7 @@ async fn b7_a_worker_that_hangs_while_its_health_is_good_is_put_aside_and_comes_
     // B7.4: of the gateway's own requests each asks for one token, and none is a client's.
     cluster.until("it is probed", |_| asked("Hello") >= 1).await.unwrap();
     behaviour.hangs.store(false, Ordering::Relaxed);
-    cluster.until("it is back", |cluster| worker(cluster, 2).ineligible().is_none()).await.unwrap();
+    cluster.until("it is back", |cluster| cluster.worker(2).ineligible().is_none()).await.unwrap();
     assert!(engines[1].requests().iter().all(|request| {
         let body: Value = serde_json::from_str(&request.body).unwrap();
         body["prompt"] != "Hello" || (body["max_tokens"] == 1 && body.get("kv_transfer_params").is_none())
@@ -177,15 +173,15 @@ async fn b7_the_only_worker_of_a_pool_is_not_put_aside() {
     let cluster = builder.start().await.unwrap();
     behaviour.hangs.store(true, Ordering::Relaxed);
     let (hung, ()) = tokio::join!(ask(&cluster, 0), async {
-        cluster.until("it is stuck", |cluster| worker(cluster, 1).stuck().is_some()).await.unwrap();
+        cluster.until("it is stuck", |cluster| cluster.worker(1).stuck().is_some()).await.unwrap();
         behaviour.hangs.store(false, Ordering::Relaxed);
         // B7.5
-        assert!(!worker(&cluster, 1).is_put_aside());
+        assert!(!cluster.worker(1).is_put_aside());
         assert_eq!(ask(&cluster, 1).await, 200);
     });
     assert_eq!(hung, 504);
-    cluster.until("it answers", |cluster| worker(cluster, 1).stuck().is_none()).await.unwrap();
-    assert_eq!(worker(&cluster, 1).times_put_aside(), 0);
+    cluster.until("it answers", |cluster| cluster.worker(1).stuck().is_none()).await.unwrap();
+    assert_eq!(cluster.worker(1).times_put_aside(), 0);
     cluster.at_rest().await.unwrap();
 }
 
@@ -200,13 +196,13 @@ async fn b7_an_engine_without_figures_is_stuck_after_three_deadlines_in_a_row() 
     behaviour.hangs.store(true, Ordering::Relaxed);
     let (mut failed, mut turn) = (0, 0);
     let end = Instant::now() + Duration::from_secs(60);
-    while worker(&cluster, 2).stuck().is_none() && Instant::now() < end {
+    while cluster.worker(2).stuck().is_none() && Instant::now() < end {
         failed += u32::from(ask(&cluster, turn).await == 504);
         turn += 1;
     }
     // B7.3
-    assert_eq!((failed, worker(&cluster, 2).stuck().map(|stuck| stuck.by)), (3, Some(StuckBy::Deadlines)));
-    cluster.until("it is put aside", |cluster| worker(cluster, 2).is_put_aside()).await.unwrap();
+    assert_eq!((failed, cluster.worker(2).stuck().map(|stuck| stuck.by)), (3, Some(StuckBy::Deadlines)));
+    cluster.until("it is put aside", |cluster| cluster.worker(2).is_put_aside()).await.unwrap();
     let before = engines[1].requests().iter().filter(|request| request.body.contains("turn")).count();
     for turn in 0..16 {
         assert_eq!(ask(&cluster, turn).await, 200);
@@ -262,18 +258,18 @@ async fn b7_a_prefill_worker_whose_handoffs_do_not_finish_is_put_aside() {
     let cluster = builder.start().await.unwrap();
     cluster.sims[0].set_faults(vec![Fault::always(FaultKind::HangAfterHeaders)]);
     let (mut turn, end) = (0, Instant::now() + Duration::from_secs(40));
-    while !worker(&cluster, 1).is_put_aside() && Instant::now() < end {
+    while !cluster.worker(1).is_put_aside() && Instant::now() < end {
         assert_eq!(ask(&cluster, turn).await, 200, "turn {turn}");
         turn += 1;
     }
     // B7.7
     assert_eq!(
-        worker(&cluster, 1).stuck().map(|stuck| stuck.by),
+        cluster.worker(1).stuck().map(|stuck| stuck.by),
         Some(StuckBy::Handoffs),
         "after {turn} requests"
     );
     for id in 2..=4 {
-        assert_eq!(worker(&cluster, id).stuck(), None, "worker {id}");
+        assert_eq!(cluster.worker(id).stuck(), None, "worker {id}");
     }
     let before = cluster.faults_fired("hang-after-headers");
     for turn in 0..12 {
@@ -362,7 +358,7 @@ async fn i3_an_sglang_engine_without_metrics_is_asked_for_its_load() {
             config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
         });
         let cluster = builder.start().await.unwrap();
-        let load = |cluster: &TestCluster| worker(cluster, 1).engine_load();
+        let load = |cluster: &TestCluster| cluster.worker(1).engine_load();
         // B8.3
         cluster.until("its load is read", |cluster| load(cluster).is_some()).await.unwrap();
         assert_eq!(load(&cluster).map(|load| (load.running, load.waiting)), Some((Some(1), Some(2))));

@@ -24,15 +24,8 @@ async fn loads(cluster: &TestCluster, role: &str) -> Vec<Value> {
     of_role.map(|worker| worker["ranks"][0].clone()).collect()
 }
 
-async fn outcome(cluster: &TestCluster) -> Value {
-    cluster.at_rest().await.unwrap();
-    let list = cluster.admin.get("/decisions?limit=1").await.unwrap().json().unwrap();
-    list["decisions"][0]["outcome"].clone()
-}
-
 async fn samples(cluster: &TestCluster, name: &str) -> String {
-    let text = cluster.admin.get("/metrics").await.unwrap();
-    let text = String::from_utf8(text.body.to_vec()).unwrap();
+    let text = cluster.metrics_text().await.unwrap();
     let line = text.lines().find(|line| line.starts_with(name)).unwrap_or_default();
     line.rsplit(' ').next().unwrap().to_owned()
 }
@@ -42,7 +35,7 @@ async fn an_answer_that_is_not_streamed_has_no_time_to_first_token() {
     let cluster = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await.unwrap();
     let reply = cluster.client.post(COMPLETIONS, &[], body(false)).await.unwrap();
     assert_eq!(reply.status, 200);
-    let outcome = outcome(&cluster).await;
+    let outcome = cluster.newest_outcome().await.unwrap();
     assert_eq!((&outcome["ttft_ms"], &outcome["itl_ms"]), (&Value::Null, &Value::Null), "{outcome}");
     assert_eq!(outcome["output_tokens"], 8, "the engine's usage counts");
     let load = &loads(&cluster, "aggregated").await[0];

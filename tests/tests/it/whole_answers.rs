@@ -1,10 +1,10 @@
 //! The load of answers that are not streamed: nothing tells their progress, so it is estimated.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use pointsman_sim::{Dialect, Role, SimConfig};
 use pointsman_tests::{TestCluster, TestClusterBuilder};
-use pointsman_workers::{DpRank, Worker, WorkerId};
+use pointsman_workers::DpRank;
 use tokio::{task::JoinSet, time::sleep};
 
 const COMPLETIONS: &str = "/v1/completions";
@@ -24,10 +24,6 @@ fn engine() -> SimConfig {
     }
 }
 
-fn worker(cluster: &TestCluster, id: u64) -> Arc<Worker> {
-    cluster.gateway.state().registry.snapshot().get(WorkerId(id)).unwrap().clone()
-}
-
 /// A prompt of token ids that shares no prefix with another one, and an answer of this many tokens.
 fn body(seed: u32, prompt: u32, output: u32, stream: bool) -> String {
     let ids: Vec<u32> = (0..prompt).map(|at| (seed * 7_919 + at * 31) % 30_000 + 5).collect();
@@ -44,7 +40,7 @@ async fn f4_the_prefill_of_a_whole_answer_ends_and_its_blocks_grow_while_it_is_g
         config.routing.busy = [(pointsman_workers::Leg::Aggregated, most)].into();
     });
     let cluster = builder.sim_with(engine(), "").start().await.unwrap();
-    let worker = worker(&cluster, 1);
+    let worker = cluster.worker(1);
     let load = || {
         let load = worker.load(DpRank(0)).unwrap();
         (load.active_prefill_tokens(), load.decode_blocks())
@@ -89,7 +85,7 @@ fn quantile(counts: &[f64], share: f64) -> f64 {
 #[tokio::test]
 async fn f4_booked_load_of_whole_answers_is_within_a_fifth_of_the_true_load() {
     let cluster = TestClusterBuilder::new().sim_with(engine(), "").start().await.unwrap();
-    let worker = worker(&cluster, 1);
+    let worker = cluster.worker(1);
     let mut clients = JoinSet::new();
     for client in 0..12_u32 {
         let http = cluster.client.clone();

@@ -14,7 +14,7 @@ use pointsman_tests::{
     Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
     raw_engine::{chunk, json, status, stream_head},
 };
-use pointsman_workers::{Health, Ineligible, Worker, WorkerId, WorkerSpec};
+use pointsman_workers::{Health, Ineligible, WorkerSpec};
 use tokio::time::sleep;
 
 const COMPLETIONS: &str = "/v1/completions";
@@ -86,10 +86,6 @@ async fn gateway(workers: &[(&str, &RawEngine)], change: impl FnOnce(&mut Config
     builder.start().await.unwrap()
 }
 
-fn worker(cluster: &TestCluster, id: u64) -> Arc<Worker> {
-    cluster.gateway.state().registry.snapshot().get(WorkerId(id)).unwrap().clone()
-}
-
 /// Sends a request that is not streamed. Returns the status and the text of its answer.
 async fn ask(cluster: &TestCluster, turn: u32) -> (u16, String) {
     let body = format!(r#"{{"model":"tiny","prompt":"turn {turn}","max_tokens":4}}"#);
@@ -114,8 +110,8 @@ async fn i3_a_prefill_may_take_longer_while_its_engine_works() {
             if works { (200, false) } else { (504, true) }
         );
         // I3.24
-        let is_failing = worker(&cluster, 1).ineligible() == Some(Ineligible::Failing);
-        assert_eq!(is_failing, !works, "{:?}", worker(&cluster, 1).ineligible());
+        let is_failing = cluster.worker(1).ineligible() == Some(Ineligible::Failing);
+        assert_eq!(is_failing, !works, "{:?}", cluster.worker(1).ineligible());
         cluster.at_rest().await.unwrap();
     }
 }
@@ -137,7 +133,7 @@ async fn i3_a_limit_that_passes_while_an_engine_works_is_no_failure_of_its_worke
         assert!(status == 504 && text.contains("within 1s, the limit of timeouts.event_idle_max"), "{text}");
     }
     // I3.24
-    let prefill = worker(&cluster, 1);
+    let prefill = cluster.worker(1);
     assert_eq!((prefill.ineligible(), prefill.is_failing()), (None, false));
     assert_eq!(
         cluster
@@ -230,7 +226,7 @@ async fn slow_to_answer_checks(state: &Arc<State>, reads_figures: bool) -> (Test
 /// Watches that the worker serves for as long as some ten health checks take.
 async fn stays_healthy(cluster: &TestCluster) {
     for _ in 0..75 {
-        assert_eq!(worker(cluster, 1).ineligible(), None);
+        assert_eq!(cluster.worker(1).ineligible(), None);
         sleep(20 * MS).await;
     }
 }
@@ -246,7 +242,7 @@ async fn b7_a_health_check_that_times_out_does_not_count_while_a_stream_flows() 
     // B7.9
     stays_healthy(&cluster).await;
     assert_eq!(ask(&cluster, 0).await.0, 200);
-    let is_out = |cluster: &TestCluster| worker(cluster, 1).health() == Health::Unhealthy;
+    let is_out = |cluster: &TestCluster| cluster.worker(1).health() == Health::Unhealthy;
     // An error status counts.
     state.health_ms.store(0, Relaxed);
     state.is_ill.store(true, Relaxed);
@@ -267,6 +263,6 @@ async fn b7_a_health_check_that_times_out_does_not_count_while_figures_move() {
     // B7.9
     stays_healthy(&cluster).await;
     state.works.store(false, Relaxed);
-    let is_out = |cluster: &TestCluster| worker(cluster, 1).health() == Health::Unhealthy;
+    let is_out = |cluster: &TestCluster| cluster.worker(1).health() == Health::Unhealthy;
     cluster.until("it does not answer", is_out).await.unwrap();
 }
