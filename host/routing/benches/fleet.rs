@@ -87,18 +87,14 @@ fn fleet(workers: u64) -> (Registry, Vec<Booking>) {
         for number in 0..id.wrapping_mul(2_654_435_761) % (BOOKED + 1) {
             let seed = (id * BOOKED + number).wrapping_mul(40_503) | 1;
             let tokens = tokens(seed, BOOKED_BLOCKS * BLOCK);
+            let prefix = Prefix::of_tokens(&tokens, BLOCK, &Salt::default(), &[]);
             bookings.extend(worker.candidates().first().map(|candidate| {
-                candidate.book(&BookingRequest {
-                    leg: Leg::Aggregated,
-                    prompt_tokens: tokens.len() as u32,
-                    new_prefill_tokens: tokens.len() as u32,
-                    prefix: Prefix::of_tokens(&tokens, BLOCK, &Salt::default(), &[]),
-                    total_prompt_blocks: BOOKED_BLOCKS as u32,
-                    block_size: BLOCK as u32,
-                    expected_output_tokens: None,
-                    assume_kv_reuse: true,
-                    track_prefill_tokens: true,
-                })
+                candidate.book(&BookingRequest::new(
+                    Leg::Aggregated,
+                    prefix,
+                    tokens.len() as u32,
+                    BLOCK as u32,
+                ))
             }));
         }
     }

@@ -62,6 +62,24 @@ pub struct BookingRequest {
     pub track_prefill_tokens: bool,
 }
 
+impl BookingRequest {
+    /// Returns a request with nothing cached whose whole prompt counts as load.
+    #[must_use]
+    pub fn new(leg: Leg, prefix: Prefix, prompt_tokens: u32, block_size: u32) -> Self {
+        Self {
+            leg,
+            prompt_tokens,
+            new_prefill_tokens: prompt_tokens,
+            prefix,
+            total_prompt_blocks: prompt_tokens.div_ceil(block_size.max(1)),
+            block_size,
+            expected_output_tokens: None,
+            assume_kv_reuse: true,
+            track_prefill_tokens: true,
+        }
+    }
+}
+
 /// Load booked on one rank of a worker. Its figures are in the columns that decisions read.
 #[derive(Debug)]
 pub struct RankLoad {

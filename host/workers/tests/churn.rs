@@ -18,17 +18,7 @@ use filling::{BLOCK, MIB, chain, index, rss, send_events};
 
 fn booking(hashes: &[u32]) -> BookingRequest {
     let prefix = Prefix::of_tokens(hashes, BLOCK, &Salt::default(), &[]);
-    BookingRequest {
-        leg: Leg::Decode,
-        prompt_tokens: 64,
-        new_prefill_tokens: 64,
-        prefix,
-        total_prompt_blocks: 4,
-        block_size: 16,
-        expected_output_tokens: None,
-        assume_kv_reuse: true,
-        track_prefill_tokens: true,
-    }
+    BookingRequest::new(Leg::Decode, prefix, 64, 16)
 }
 
 /// Adds and removes a worker, and then sends what arrives late: events of its feed, and the record of a

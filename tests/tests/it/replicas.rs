@@ -46,17 +46,7 @@ async fn second(of: &TestCluster, settings: Replicas) -> TestCluster {
 fn book(cluster: &TestCluster) -> Booking {
     let snapshot = cluster.gateway.state().registry.snapshot();
     let blocks: Vec<BlockHash> = (1..=5).map(BlockHash).collect();
-    snapshot.workers()[0].candidates()[0].book(&BookingRequest {
-        leg: Leg::Aggregated,
-        prompt_tokens: 90,
-        new_prefill_tokens: 90,
-        prefix: blocks.into(),
-        total_prompt_blocks: 6,
-        block_size: 16,
-        expected_output_tokens: None,
-        assume_kv_reuse: true,
-        track_prefill_tokens: true,
-    })
+    snapshot.workers()[0].candidates()[0].book(&BookingRequest::new(Leg::Aggregated, blocks.into(), 90, 16))
 }
 
 async fn get(cluster: &TestCluster, path: &str) -> Value {

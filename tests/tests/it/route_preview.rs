@@ -135,17 +135,7 @@ fn enter(cluster: &TestCluster, model: &Model, state: State) -> Vec<Booking> {
                 .for_each(|place| _ = of(place).note_refusal(refusal, tokio::time::Instant::now(), 0));
         }
         State::Busy(places) => {
-            let request = BookingRequest {
-                leg: Leg::Decode,
-                prompt_tokens: 16,
-                new_prefill_tokens: 16,
-                prefix: Prefix::default(),
-                total_prompt_blocks: 1,
-                block_size: 16,
-                expected_output_tokens: None,
-                assume_kv_reuse: true,
-                track_prefill_tokens: true,
-            };
+            let request = BookingRequest::new(Leg::Decode, Prefix::default(), 16, 16);
             for place in places {
                 held.extend((0..2).map(|_| of(place).candidates()[0].book(&request)));
             }

@@ -60,17 +60,7 @@ fn spec(id: u64) -> WorkerSpec {
 }
 
 fn request() -> BookingRequest {
-    BookingRequest {
-        leg: Leg::Decode,
-        prompt_tokens: 16,
-        new_prefill_tokens: 16,
-        prefix: Vec::new().into(),
-        total_prompt_blocks: 1,
-        block_size: 16,
-        expected_output_tokens: None,
-        assume_kv_reuse: false,
-        track_prefill_tokens: true,
-    }
+    BookingRequest::new(Leg::Decode, Vec::new().into(), 16, 16)
 }
 
 fn snapshot(workers: Vec<Found>) -> SourceSnapshot {

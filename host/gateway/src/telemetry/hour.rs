@@ -281,17 +281,7 @@ mod tests {
 
     fn book(snapshot: &Snapshot, count: u32) {
         for _ in 0..count {
-            let request = BookingRequest {
-                leg: Leg::Aggregated,
-                prompt_tokens: 1,
-                new_prefill_tokens: 1,
-                prefix: Prefix::default(),
-                total_prompt_blocks: 1,
-                block_size: 16,
-                expected_output_tokens: None,
-                assume_kv_reuse: false,
-                track_prefill_tokens: true,
-            };
+            let request = BookingRequest::new(Leg::Aggregated, Prefix::default(), 1, 16);
             let worker = &snapshot.workers()[0];
             drop(worker.candidates()[0].book(&request));
         }

@@ -53,16 +53,12 @@ impl Sender {
 
     fn book(&self, which: usize, blocks: &[u64], reuse: bool) -> Booking {
         let candidates = candidates(&self.registry);
+        let prefix: Vec<_> = blocks.iter().map(|block| BlockHash(*block)).collect();
         candidates[which % candidates.len()].book(&BookingRequest {
-            leg: Leg::Aggregated,
-            prompt_tokens: 100,
             new_prefill_tokens: 80,
-            prefix: blocks.iter().map(|block| BlockHash(*block)).collect::<Vec<_>>().into(),
             total_prompt_blocks: blocks.len() as u32 + 1,
-            block_size: 16,
-            expected_output_tokens: None,
             assume_kv_reuse: reuse,
-            track_prefill_tokens: true,
+            ..BookingRequest::new(Leg::Aggregated, prefix.into(), 100, 16)
         })
     }
 

@@ -59,16 +59,10 @@ fn book(random: &mut SmallRng, pool: &Pool) -> Vec<Booking> {
     for candidate in pool {
         for _ in 0..random.random_range(0..4) {
             let tokens = random.random_range(1..60);
+            let prefix = prefix(random.random_range(0..PROMPTS * 4), tokens);
             let mut booking = candidate.book(&BookingRequest {
-                leg: Leg::Decode,
-                prompt_tokens: tokens,
-                new_prefill_tokens: tokens,
-                prefix: prefix(random.random_range(0..PROMPTS * 4), tokens),
-                total_prompt_blocks: tokens.div_ceil(BLOCK),
-                block_size: BLOCK,
-                expected_output_tokens: None,
                 assume_kv_reuse: random.random_bool(0.8),
-                track_prefill_tokens: true,
+                ..BookingRequest::new(Leg::Decode, prefix, tokens, BLOCK)
             });
             booking.output_tokens(random.random_range(0..30));
             if random.random_bool(0.4) {

@@ -9,17 +9,7 @@ const WORKERS: usize = 150;
 
 fn booking_request(random: &mut SmallRng, leg: Leg) -> BookingRequest {
     let prompt_tokens = random.random_range(1..500);
-    BookingRequest {
-        leg,
-        prompt_tokens,
-        new_prefill_tokens: prompt_tokens,
-        prefix: Prefix::default(),
-        total_prompt_blocks: prompt_tokens.div_ceil(16),
-        block_size: 16,
-        expected_output_tokens: None,
-        assume_kv_reuse: false,
-        track_prefill_tokens: true,
-    }
+    BookingRequest::new(leg, Prefix::default(), prompt_tokens, 16)
 }
 
 /// Returns whether the columns have the same values as the ranks when each is asked alone.

@@ -4,16 +4,10 @@ use super::*;
 use crate::{columns::Columns, id::BlockHash};
 
 fn request(prompt_tokens: u32, blocks: &[u64], reuse: bool) -> BookingRequest {
+    let prefix: Vec<_> = blocks.iter().map(|block| BlockHash(*block)).collect();
     BookingRequest {
-        leg: Leg::Decode,
-        prompt_tokens,
-        new_prefill_tokens: prompt_tokens,
-        prefix: blocks.iter().map(|block| BlockHash(*block)).collect::<Vec<_>>().into(),
-        total_prompt_blocks: prompt_tokens.div_ceil(16),
-        block_size: 16,
-        expected_output_tokens: None,
         assume_kv_reuse: reuse,
-        track_prefill_tokens: true,
+        ..BookingRequest::new(Leg::Decode, prefix.into(), prompt_tokens, 16)
     }
 }
 

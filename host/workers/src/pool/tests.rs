@@ -57,15 +57,8 @@ fn prefix(prompt: u32, tokens: u32) -> Prefix {
 
 fn request(prompt: u32, tokens: u32, reuse: bool) -> BookingRequest {
     BookingRequest {
-        leg: Leg::Decode,
-        prompt_tokens: tokens,
-        new_prefill_tokens: tokens,
-        prefix: prefix(prompt, tokens),
-        total_prompt_blocks: tokens.div_ceil(4),
-        block_size: 4,
-        expected_output_tokens: None,
         assume_kv_reuse: reuse,
-        track_prefill_tokens: true,
+        ..BookingRequest::new(Leg::Decode, prefix(prompt, tokens), tokens, 4)
     }
 }
 

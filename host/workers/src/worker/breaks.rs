@@ -74,17 +74,8 @@ mod tests {
         let spec = WorkerSpec::parse_flag("id=1,role=aggregated,engine=vllm,url=http://a:1").unwrap();
         let worker = Arc::new(Worker::new(spec));
         worker.set_health(Health::Healthy);
-        let booking = worker.candidates()[0].book(&BookingRequest {
-            leg: Leg::Aggregated,
-            prompt_tokens: 16,
-            new_prefill_tokens: 16,
-            prefix: Prefix::default(),
-            total_prompt_blocks: 1,
-            block_size: 16,
-            expected_output_tokens: None,
-            assume_kv_reuse: false,
-            track_prefill_tokens: true,
-        });
+        let booking =
+            worker.candidates()[0].book(&BookingRequest::new(Leg::Aggregated, Prefix::default(), 16, 16));
         worker.note_sign_of_life();
         worker.note_broke();
         (worker, booking)

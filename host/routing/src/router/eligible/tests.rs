@@ -80,17 +80,7 @@ fn fleet(random: &mut SmallRng) -> Registry {
 }
 
 fn booking(tokens: u32) -> BookingRequest {
-    BookingRequest {
-        leg: Leg::Decode,
-        prompt_tokens: tokens,
-        new_prefill_tokens: tokens,
-        prefix: Prefix::default(),
-        total_prompt_blocks: tokens.div_ceil(4),
-        block_size: 4,
-        expected_output_tokens: None,
-        assume_kv_reuse: true,
-        track_prefill_tokens: true,
-    }
+    BookingRequest::new(Leg::Decode, Prefix::default(), tokens, 4)
 }
 
 fn request(random: &mut SmallRng) -> RoutingRequest {

@@ -64,15 +64,8 @@ fn large(program: Program, max_rows: Option<u32>) -> (Fixture, Vec<pointsman_wor
         if !IDLE.contains(&id) {
             let candidate = worker.candidates().remove(0);
             bookings.push(candidate.book(&BookingRequest {
-                leg: Leg::Aggregated,
-                prompt_tokens: 160 + id as u32,
-                new_prefill_tokens: 160 + id as u32,
-                prefix: Default::default(),
                 total_prompt_blocks: 10,
-                block_size: 16,
-                expected_output_tokens: None,
-                assume_kv_reuse: true,
-                track_prefill_tokens: true,
+                ..BookingRequest::new(Leg::Aggregated, Default::default(), 160 + id as u32, 16)
             }));
         }
     }

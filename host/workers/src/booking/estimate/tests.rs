@@ -42,17 +42,7 @@ fn new_load() -> Arc<RankLoad> {
 }
 
 fn book(load: &Arc<RankLoad>, tokens: u32) -> Booking {
-    let request = BookingRequest {
-        leg: Leg::Aggregated,
-        prompt_tokens: tokens,
-        new_prefill_tokens: tokens,
-        prefix: Prefix::default(),
-        total_prompt_blocks: tokens.div_ceil(16),
-        block_size: 16,
-        expected_output_tokens: None,
-        assume_kv_reuse: false,
-        track_prefill_tokens: true,
-    };
+    let request = BookingRequest::new(Leg::Aggregated, Prefix::default(), tokens, 16);
     Booking::new(load.clone(), &request)
 }
 
