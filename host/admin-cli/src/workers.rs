@@ -10,7 +10,7 @@ use crate::{
     block_on,
     gateway::{Gateway, GatewayArgs},
     print,
-    text::{Column, NONE, Table, clean, millis, moment, percent},
+    text::{Column, NONE, Table, clean, millis, moment, now_ms, percent},
 };
 
 /// Time between two tables of `--watch`.
@@ -53,7 +53,7 @@ async fn watch(gateway: &Gateway) -> anyhow::Result<ExitCode> {
     let clear = if std::io::stdout().is_terminal() { CLEAR } else { "" };
     let mut shown = workers_text(gateway).await?;
     loop {
-        print(&format!("{clear}{}\n{shown}", now()))?;
+        print(&format!("{clear}{}\n{shown}", moment(now_ms())))?;
         let next = loop {
             tokio::time::sleep(WATCH_INTERVAL).await;
             // A refusal of the gateway is final, so it is not retried.
@@ -72,11 +72,6 @@ async fn watch(gateway: &Gateway) -> anyhow::Result<ExitCode> {
 
 async fn workers_text(gateway: &Gateway) -> Result<String, GatewayError> {
     Ok(table(&gateway.get("/workers").await?.read::<Workers>()?.workers))
-}
-
-fn now() -> String {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    moment(now.map_or(0, |now| u64::try_from(now.as_millis()).unwrap_or(0)))
 }
 
 fn table(workers: &[Worker]) -> String {

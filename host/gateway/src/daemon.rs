@@ -6,6 +6,7 @@ use ::http::HeaderValue;
 use pointsman_certificates::pem::Expired;
 use pointsman_orchestration::AdmissionQueue;
 use pointsman_routing::{Learning, Router};
+use pointsman_workers::unix_ms;
 use pointsman_workers::{
     Registry, Resolver,
     probe::{ProbeConfig, Prober},
@@ -29,10 +30,7 @@ use crate::{
         Settings, SharedState, State, drain_end::DrainEnd, memory_limit::body_limit,
         open_files::connection_limit,
     },
-    telemetry::{
-        decision_log::DecisionLog, decision_stats::DecisionStats, hour::now_ms, metrics::Metrics,
-        traces::Traces,
-    },
+    telemetry::{decision_log::DecisionLog, decision_stats::DecisionStats, metrics::Metrics, traces::Traces},
     tenant_limits::TenantLimits,
     tls::TlsContext,
     tokenization::Tokens,
@@ -268,7 +266,7 @@ async fn sample_load(shared: SharedState, stop: CancellationToken) {
         }
         let state = shared.get();
         state.programs.expire();
-        state.hour.sample(now_ms(), &state.metrics, state.queue.waiting(), &state.registry.snapshot());
+        state.hour.sample(unix_ms(), &state.metrics, state.queue.waiting(), &state.registry.snapshot());
     }
 }
 

@@ -3,7 +3,6 @@
 use std::{
     net::SocketAddr,
     sync::{Arc, OnceLock, atomic::Ordering::Relaxed, mpsc::Receiver},
-    time::{SystemTime, UNIX_EPOCH},
 };
 
 use parking_lot::Mutex;
@@ -11,7 +10,7 @@ use pointsman_orchestration::{SessionChange, Sessions};
 use pointsman_policy_runtime::PolicyManager;
 use pointsman_replicas::{Credentials, Exchange, ReplicasConfig, SharedStates, Status, TlsFiles, slot_name};
 use pointsman_routing::SharedState;
-use pointsman_workers::{Journal, JournalEntry, Registry};
+use pointsman_workers::{Journal, JournalEntry, Registry, unix_us};
 use prefix_index::PrefixIndex;
 use serde_json::{Value, json};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -81,8 +80,7 @@ impl Replicas {
         let Some(parts) = &self.0 else { return Ok(()) };
         let Some((changed, bound)) = parts.changed.lock().take() else { return Ok(()) };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let incarnation = u64::try_from(started.as_micros()).unwrap_or(u64::MAX);
+        let incarnation = unix_us();
         let (journal, status) = ((parts.journal.clone(), changed), parts.status.clone());
         let sessions = (parts.sessions.clone(), bound);
         let config = exchange_config(settings, block_size, address);

@@ -8,11 +8,7 @@
 //! compile has finished, the lane's files are read again, so that only content that is still wanted is
 //! installed.
 
-use std::{
-    path::PathBuf,
-    sync::Arc,
-    time::{Duration, SystemTime},
-};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
 use pointsman_routing::{Program, Slot, SlotEvent, SlotKind};
@@ -324,9 +320,4 @@ impl Drop for PolicyManager {
     fn drop(&mut self) {
         self.stop.notify_one();
     }
-}
-
-fn now_ms() -> u64 {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }

@@ -1,8 +1,9 @@
 //! Log lines of a slot's policies: their limit, and the last ones for operators.
 
-use std::{collections::VecDeque, sync::Arc, time::SystemTime};
+use std::{collections::VecDeque, sync::Arc};
 
 use parking_lot::Mutex;
+use pointsman_workers::unix_ms;
 use serde::Serialize;
 
 use crate::log_limit::LogLimit;
@@ -59,8 +60,7 @@ pub struct PolicyLines {
 impl SlotLog {
     /// Keeps a line in the place of the oldest one. Sets its number and time.
     pub(crate) fn keep(&self, line: PolicyLine) {
-        let at_ms = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_millis();
-        let mut line = PolicyLine { at_ms: u64::try_from(at_ms).unwrap_or(u64::MAX), ..line };
+        let mut line = PolicyLine { at_ms: unix_ms(), ..line };
         let mut kept = self.kept.lock();
         kept.last += 1;
         line.number = kept.last;

@@ -5,15 +5,13 @@
 //! shard. A reader locks a shard only while it copies one decision. In steady state recording allocates
 //! nothing: a shard's memory is one ring of words.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::{SystemTime, UNIX_EPOCH},
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
 };
 
 use parking_lot::MutexGuard;
+use pointsman_workers::unix_time;
 use tokio::time::Duration;
 
 use crate::{
@@ -64,11 +62,10 @@ impl Decisions {
         let count = (keep.div_ceil(MIN_SHARD_ENTRIES)).min(MAX_SHARDS).min(bytes.div_ceil(MIN_SHARD_BYTES));
         let entries = |index| keep / count + usize::from(index < keep % count);
         let words = bytes.checked_div(count).unwrap_or(0).max(MIN_SHARD_BYTES) / size_of::<u32>();
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Self {
             shards: (0..count).map(|index| Shard::new(entries(index), words)).collect(),
             ticket: AtomicU64::new(0),
-            base: now.as_secs() << 32,
+            base: unix_time().as_secs() << 32,
             always: Arc::new(always),
             lost: AtomicU64::new(0),
         }

@@ -12,10 +12,9 @@ use std::{
         mpsc::{Receiver, SyncSender, sync_channel},
     },
     thread,
-    time::{SystemTime, UNIX_EPOCH},
 };
 
-use pointsman_workers::ModelName;
+use pointsman_workers::{ModelName, unix_us};
 use tokio::time::{Duration, Instant};
 
 use crate::{
@@ -197,8 +196,7 @@ fn warn(generation: &GenerationHandle, policy: &str, failure: &Failure) {
 }
 
 fn moment() -> Moment {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    Moment { now_us: u64::try_from(now.as_micros()).unwrap_or(u64::MAX), seed: rand::random() }
+    Moment { now_us: unix_us(), seed: rand::random() }
 }
 
 #[cfg(test)]

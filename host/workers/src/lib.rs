@@ -25,6 +25,7 @@ mod resolver;
 mod spec;
 mod sync;
 mod tls;
+mod unix_time;
 mod worker;
 
 pub use activity::{Stuck, StuckBy};
@@ -48,6 +49,7 @@ pub use registry::{Activation, ActivationState, Registry, Snapshot};
 pub use resolver::{Peer, Resolver};
 pub use spec::{Bootstrap, KvTransport, SpecError, TransferRule, WorkerSpec, url_without_secrets};
 pub use tls::{EngineTls, TlsClient, is_tls_alert, server_name, tls_problem};
+pub use unix_time::{unix_ms, unix_time, unix_us};
 pub use worker::{
     Candidate, Doubt, Drainer, Health, Ineligible, MoveCounts, OpenHandoff, Pause, Refusal, Reservation,
     StreamMove, Worker,

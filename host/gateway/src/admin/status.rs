@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use axum::{Json, extract::State as Extract, http::StatusCode, response::IntoResponse};
 use pointsman_orchestration::{is_up, pair_that_is_up};
-use pointsman_workers::{Ineligible, Leg, ModelName, Snapshot, Worker};
+use pointsman_workers::{Ineligible, Leg, ModelName, Snapshot, Worker, unix_ms};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -15,7 +15,6 @@ use crate::{
     orchestrate::availability::{is_ready, models_with_workers, servable_models, why_no_pair},
     state::State,
     telemetry::hour::TokenRates,
-    telemetry::hour::now_ms,
     telemetry::live_stats::LiveSummary,
     version::VERSION,
 };
@@ -98,7 +97,7 @@ pub(super) async fn get(Extract(state): Extract<Arc<State>>) -> Json<Value> {
 pub(super) fn load(state: &State) -> Load {
     Load {
         last_minute: state.metrics.live_stats.summary(),
-        tokens: state.hour.token_rates(&state.metrics, now_ms()),
+        tokens: state.hour.token_rates(&state.metrics, unix_ms()),
         inflight: state.metrics.inflight.get(),
         connections: state.metrics.connections.get(),
         session_bindings: state.sessions.bindings(),

@@ -1,9 +1,6 @@
 //! Plans a request before any leg runs: whether its model can be served, and by one worker or two (B, D4).
 
-use std::{
-    sync::Arc,
-    time::{SystemTime, UNIX_EPOCH},
-};
+use std::sync::Arc;
 
 use pointsman_orchestration::{
     Actions, Legs, NoPair, RetryPolicy, Shape, Splittable, WorkerWait, is_of, is_up, pair_may_take_over,
@@ -12,7 +9,7 @@ use pointsman_orchestration::{
 use pointsman_routing::{
     CandidateId, Pairing, Plan, Purpose, Query, RoutingRequest, SlotKind, no_worker_text,
 };
-use pointsman_workers::{Candidate, Engine, Leg, ModelName, Role, Snapshot};
+use pointsman_workers::{Candidate, Engine, Leg, ModelName, Role, Snapshot, unix_us};
 
 use super::{
     availability::{some_servable_models, use_another, why_no_pair},
@@ -336,7 +333,6 @@ pub(crate) fn question<'a>(
     snapshot: &'a Snapshot,
     leg: Leg,
 ) -> Query<'a> {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let pin = request.hints.pinned(leg);
     // A probe runs on its worker in that worker's own role.
     let probed = pin.filter(|_| request.hints.probe).and_then(|(worker, _)| snapshot.get(worker));
@@ -353,7 +349,7 @@ pub(crate) fn question<'a>(
         probe: request.hints.probe,
         continues: request.hints.continues,
         seed: rand::random(),
-        now_us: u64::try_from(now.as_micros()).unwrap_or(u64::MAX),
+        now_us: unix_us(),
         ..Query::new(snapshot, &request.model, queried_leg, routing_request)
     }
 }

@@ -1,13 +1,10 @@
 //! Verifies tokens of an identity server (JWT), and says whom they name.
 
-use std::{
-    num::NonZeroU64,
-    sync::Arc,
-    time::{SystemTime, UNIX_EPOCH},
-};
+use std::{num::NonZeroU64, sync::Arc};
 
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD as BASE64};
 use pointsman_http_client::{Pem, Roots, Setup};
+use pointsman_workers::unix_time;
 use quick_cache::sync::Cache;
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Map, Value};
@@ -324,6 +321,5 @@ fn seconds(value: &Value) -> Option<u64> {
 }
 
 fn now() -> u64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    now.map_or(0, |now| now.as_secs())
+    unix_time().as_secs()
 }

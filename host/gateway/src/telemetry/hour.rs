@@ -6,7 +6,6 @@
 use std::{
     collections::{HashMap, VecDeque},
     sync::Arc,
-    time::{SystemTime, UNIX_EPOCH},
 };
 
 use parking_lot::Mutex;
@@ -107,12 +106,6 @@ pub(crate) struct WorkerHour {
     ttft_ms: Vec<f64>,
     /// Share of these legs that failed.
     error_ppm: Vec<u32>,
-}
-
-/// Returns the time in milliseconds since the Unix epoch.
-pub(crate) fn now_ms() -> u64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
 }
 
 impl Hour {

@@ -1,15 +1,13 @@
 //! Bindings that gateways of a fleet tell each other.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
-        mpsc::{Receiver, SyncSender, sync_channel},
-    },
-    time::{SystemTime, UNIX_EPOCH},
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering::Relaxed},
+    mpsc::{Receiver, SyncSender, sync_channel},
 };
 
 use pointsman_routing::CandidateId;
+use pointsman_workers::unix_us;
 use tokio::time::{Duration, Instant};
 
 use super::{Binding, BindingKey, Sessions, limit};
@@ -55,7 +53,7 @@ impl Sharing {
     /// Returns a stamp for a change now. It wins over all known stamps.
     pub(super) fn stamp(&self, known: Option<Stamp>) -> Stamp {
         let after = known.map_or(0, |known| known.at_us.saturating_add(1));
-        Stamp { at_us: now_us().max(after), writer: self.writer.load(Relaxed) }
+        Stamp { at_us: unix_us().max(after), writer: self.writer.load(Relaxed) }
     }
 
     /// Hands a change over. When the queue is full, the others do not learn of it before the next one.
@@ -92,7 +90,7 @@ impl Sessions {
     pub fn apply(&self, change: SessionChange) {
         let SessionChange { key, candidate, ttl, mut stamp } = change;
         let ahead = u64::try_from(MAX_AHEAD.as_micros()).unwrap_or(u64::MAX);
-        stamp.at_us = stamp.at_us.min(now_us().saturating_add(ahead));
+        stamp.at_us = stamp.at_us.min(unix_us().saturating_add(ahead));
         let now = Instant::now();
         let mut bound = self.table(key).lock();
         if bound.get(&key).is_some_and(|known| known.until > now && known.stamp >= stamp) {
@@ -101,11 +99,6 @@ impl Sessions {
         bound.insert(key, Binding { candidate, until: now + ttl.min(MAX_TTL), stamp });
         limit(&mut bound, now);
     }
-}
-
-fn now_us() -> u64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(now.as_micros()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
@@ -168,7 +161,7 @@ mod tests {
         one.apply(SessionChange { key, candidate, ttl: TTL * 1_000, stamp: ahead });
         let binding = *one.sessions.lock().get(&key).unwrap();
         // Q6.3
-        assert!(binding.stamp.at_us <= now_us() + 10_000_000);
+        assert!(binding.stamp.at_us <= unix_us() + 10_000_000);
         assert!(binding.until <= Instant::now() + MAX_TTL);
         // The binding here is newer than the known one.
         one.bind(7, Leg::Decode, (WorkerId(2), DpRank(0)), TTL);

@@ -6,11 +6,11 @@ use std::{
     fs,
     io::Read as _,
     path::{Path, PathBuf},
-    time::SystemTime,
 };
 
 use parking_lot::Mutex;
 use pointsman_routing::Digest;
+use pointsman_workers::unix_ms;
 use serde::{Deserialize, Serialize};
 
 use super::CompileLimits;
@@ -97,11 +97,10 @@ impl Quarantine {
 
     /// Remembers a file.
     pub(super) fn add(&self, digest: Digest, how: &str, limits: &CompileLimits) {
-        let at_ms = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_millis();
         let entry = Entry {
             digest: digest.to_string(),
             how: truncate(how.to_owned()),
-            at_ms: u64::try_from(at_ms).unwrap_or(u64::MAX),
+            at_ms: unix_ms(),
             release: env!("CARGO_PKG_VERSION").to_owned(),
             memory_bytes: limits.memory_bytes,
             cpu_ms: cpu_ms(limits),

@@ -4,10 +4,11 @@
 use std::{path::PathBuf, time::Duration};
 
 use pointsman_routing::Digest;
+use pointsman_workers::unix_ms;
 use serde::Serialize;
 use tokio::time::Instant;
 
-use super::{compile_queue::PolicyKey, halves::Halves, now_ms, record::RefusalRecord};
+use super::{compile_queue::PolicyKey, halves::Halves, record::RefusalRecord};
 use crate::spec::InheritedBy;
 
 /// Consecutive scans without a file after which its lane is emptied. A file may be replaced by removing it
@@ -81,7 +82,7 @@ impl ManagedLane {
             found: file.clone(),
             file,
             content,
-            since_ms: now_ms(),
+            since_ms: unix_ms(),
             load_ms: 0,
             wanted: content.map(|content| content.fingerprint),
             asked: None,
@@ -173,14 +174,14 @@ impl ManagedLane {
 
     /// Records that nothing runs here any more.
     pub(super) fn clear(&mut self) {
-        (self.content, self.refused, self.since_ms) = (None, None, now_ms());
+        (self.content, self.refused, self.since_ms) = (None, None, unix_ms());
         self.refusals.clear();
     }
 
     /// Waits for policies to be compiled.
     pub(super) fn wait_for(&mut self, policies: Vec<PolicyKey>) {
         if self.waits_since_ms == 0 {
-            self.waits_since_ms = now_ms();
+            self.waits_since_ms = unix_ms();
         }
         self.waits_for = policies;
     }

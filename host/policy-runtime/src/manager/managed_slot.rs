@@ -3,12 +3,12 @@
 use std::{collections::VecDeque, path::PathBuf, sync::Arc};
 
 use pointsman_routing::{Digest, GenerationHandle, Lane, Slot};
+use pointsman_workers::unix_ms;
 
 use super::{
     SlotConfig,
     command::{SlotName, slot_label},
     managed_lane::{Content, ManagedLane, Source},
-    now_ms,
     plan::{Plan, Refused},
     program_builder::{BuildError, ProgramBuilder},
     record::{Change, RefusalRecord},
@@ -358,7 +358,7 @@ impl ManagedSlot {
     ) -> RefusalRecord {
         let (slot, model) = self.name();
         let model = model.map(|model| model.to_string());
-        RefusalRecord { slot, model, lane, file, digest, kind, message, at_ms: now_ms(), in_force: true }
+        RefusalRecord { slot, model, lane, file, digest, kind, message, at_ms: unix_ms(), in_force: true }
     }
 
     fn remember(&mut self, record: RefusalRecord) {

@@ -10,6 +10,7 @@ use std::{
 
 use arc_swap::ArcSwap;
 use pointsman_routing::SlotEvent;
+use pointsman_workers::unix_ms;
 use tokio::{
     sync::{mpsc, watch},
     time::Instant,
@@ -21,7 +22,6 @@ use super::{
     compile_queue::{CompileQueue, Finished},
     managed_lane::RESCAN,
     managed_slot::ManagedSlot,
-    now_ms,
     program_builder::ProgramBuilder,
     record::{Change, ChangeRecord, ReloadCount},
     status::ManagerStatus,
@@ -323,7 +323,7 @@ impl ManagerTask {
         if self.history.len() == MAX_HISTORY {
             self.history.pop_front();
         }
-        self.history.push_back(ChangeRecord { at_ms: now_ms(), change: change.clone(), policy });
+        self.history.push_back(ChangeRecord { at_ms: unix_ms(), change: change.clone(), policy });
     }
 
     fn increment(&mut self, result: &'static str, reason: &'static str) {

@@ -1,13 +1,10 @@
 //! State that gateways of one fleet share: what they agree on for each key, and which keys changed here.
 
-use std::{
-    collections::HashSet,
-    sync::atomic::Ordering,
-    time::{SystemTime, UNIX_EPOCH},
-};
+use std::{collections::HashSet, sync::atomic::Ordering};
 
 use parking_lot::Mutex;
 use pointsman_routing::{ChangeRefused, SharedContent, SharedState, Stamp, StateChange};
+use pointsman_workers::unix_us;
 
 use super::{Entry, State, StateError};
 
@@ -83,7 +80,7 @@ impl Sharing {
 
     /// Returns a stamp for a write that replaces `old`.
     fn next(&self, old: Option<&Entry>) -> Stamp {
-        Stamp { time_us: now_us().max(stamp(old).time_us.saturating_add(1)), writer: self.writer }
+        Stamp { time_us: unix_us().max(stamp(old).time_us.saturating_add(1)), writer: self.writer }
     }
 }
 
@@ -110,7 +107,7 @@ impl State {
     pub(super) fn delete_here(&self, sharing: &Sharing, key: &str) {
         let mut shard = self.shard(key).lock();
         let Some(old) = shard.get(key) else { return };
-        let gone = deleted(sharing.next(Some(old)), now_us() / 1_000);
+        let gone = deleted(sharing.next(Some(old)), unix_us() / 1_000);
         // Removing takes room only for a short key without a value: then it is only removed here.
         if self.put(&mut shard, key, gone).is_ok() {
             sharing.note(key, self.quota.keys);
@@ -346,11 +343,6 @@ fn number(stamp: Stamp, parts: Vec<Part>) -> Entry {
 fn deleted(stamp: Stamp, now_ms: u64) -> Entry {
     let origin = Some(Box::new(Origin { stamp, kind: Kind::Deleted }));
     Entry { value: Box::default(), expires_ms: now_ms.saturating_add(TOMBSTONE_MS), origin }
-}
-
-fn now_us() -> u64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(now.as_micros()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use std::{
     collections::HashMap,
     sync::{Arc, atomic::Ordering::Relaxed},
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::Duration,
 };
 
 use async_nats::{
@@ -12,7 +12,7 @@ use async_nats::{
 };
 use futures_util::{StreamExt as _, future::join_all};
 use pointsman_routing::{SharedContent, Stamp, StateChange};
-use pointsman_workers::LogLimit;
+use pointsman_workers::{LogLimit, unix_ms};
 use tokio::{
     task::JoinSet,
     time::{Instant, interval, timeout},
@@ -192,7 +192,7 @@ impl Bucket<'_> {
         }
         let counters = &self.link.status.counters;
         counters.state_received.fetch_add(1, Relaxed);
-        let now = now_ms();
+        let now = unix_ms();
         let problem = match from_entry(&entry.key, &entry.value) {
             Ok((slot, change)) => {
                 self.remember(&entry.key, expiry(&change.content, now));
@@ -213,7 +213,7 @@ impl Bucket<'_> {
     /// Writes an entry that changes nothing: of no slot, and expired. The server may refuse all writes, and
     /// without changes nothing else shows that.
     async fn probe(&self) -> Result<(), String> {
-        let content = SharedContent::Part { writer: 0, incarnation: 0, sum: 0, expires_ms: now_ms() };
+        let content = SharedContent::Part { writer: 0, incarnation: 0, sum: 0, expires_ms: unix_ms() };
         let stamp = Stamp { time_us: 0, writer: 0 };
         let change = StateChange { key: String::new(), stamp, content };
         let (key, body) = to_entry(PROBE, &self.link.gateway, &change);
@@ -232,7 +232,7 @@ impl Bucket<'_> {
             let mut puts = Vec::new();
             for change in &changes {
                 let (key, body) = to_entry(slot, &link.gateway, change);
-                self.remember(&key, expiry(&change.content, now_ms()));
+                self.remember(&key, expiry(&change.content, unix_ms()));
                 puts.push((key, body));
             }
             let store = &self.store;
@@ -266,7 +266,7 @@ impl Bucket<'_> {
     /// Removes entries that have expired. Each gateway removes its own first; those of a gateway that stopped
     /// are removed by any other.
     async fn remove_expired(&mut self) {
-        let (now, own) = (now_ms(), format!(".c.{}", self.link.gateway));
+        let (now, own) = (unix_ms(), format!(".c.{}", self.link.gateway));
         let old = |key: &str, expires: u64| {
             let grace = if key.ends_with(&own) { GRACE_MS.0 } else { GRACE_MS.1 };
             expires.saturating_add(grace) <= now
@@ -323,9 +323,4 @@ async fn confirmed<T, E: std::fmt::Display>(write: impl Future<Output = Result<T
 
 fn text<T, E: std::fmt::Display>(result: Result<T, E>) -> Result<T, String> {
     result.map_err(|error| error.to_string())
-}
-
-fn now_ms() -> u64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
 }

@@ -1,15 +1,12 @@
 //! Handle of one generation: its program, breakers and counters.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::SystemTime,
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
 };
 
 use parking_lot::Mutex;
-use pointsman_workers::{Breaker, BreakerRules, ModelName};
+use pointsman_workers::{Breaker, BreakerRules, ModelName, unix_ms};
 use serde::Serialize;
 use tokio::{sync::mpsc, time::Duration};
 
@@ -66,9 +63,7 @@ pub struct LastFailure {
 
 impl LastFailure {
     fn now(policy: Arc<str>, failure: &Failure) -> Self {
-        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let at_ms = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
-        Self { policy, kind: failure.kind(), message: failure.to_string(), at_ms }
+        Self { policy, kind: failure.kind(), message: failure.to_string(), at_ms: unix_ms() }
     }
 }
 

@@ -6,7 +6,10 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use pointsman_admin_cli::{Gateway, GatewayError, after_drain, after_undrain, text::moment};
+use pointsman_admin_cli::{
+    Gateway, GatewayError, after_drain, after_undrain,
+    text::{moment, now_ms},
+};
 use serde::de::IgnoredAny;
 use tokio::{
     signal::unix::{SignalKind, signal},
@@ -116,8 +119,7 @@ pub(super) fn shared(gateway: &Gateway) -> Arc<Mutex<Model>> {
 }
 
 fn now() -> String {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    let text = moment(now.map_or(0, |now| u64::try_from(now.as_millis()).unwrap_or(0)));
+    let text = moment(now_ms());
     // The time of the day, UTC.
     text.get(11..19).map(|time| format!("{time}Z")).unwrap_or(text)
 }

@@ -9,7 +9,7 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -17,7 +17,7 @@ use prefix_index::events::{Batch, KvEvent, Sequencer, Step, decode_batch};
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
-use crate::resolver::Resolver;
+use crate::{resolver::Resolver, unix_time::unix_time};
 
 mod replay;
 mod wire;
@@ -354,9 +354,8 @@ impl Drop for Connected {
 /// Returns the milliseconds from `ts`, in seconds since the Unix epoch, to now; 0 if the engine's clock is
 /// ahead.
 fn lag_ms(ts: f64) -> u64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     Duration::try_from_secs_f64(ts)
-        .map_or(0, |sent| u64::try_from(now.saturating_sub(sent).as_millis()).unwrap_or(u64::MAX))
+        .map_or(0, |sent| u64::try_from(unix_time().saturating_sub(sent).as_millis()).unwrap_or(u64::MAX))
 }
 
 /// The name of an event of stored blocks in an unknown form: what the engine has cached stays unknown.

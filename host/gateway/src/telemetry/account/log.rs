@@ -1,11 +1,9 @@
 //! Writes a request that ended to the decision log.
 
-use std::{
-    sync::Arc,
-    time::{SystemTime, UNIX_EPOCH},
-};
+use std::sync::Arc;
 
 use pointsman_routing::RoutingRequest;
+use pointsman_workers::unix_time;
 
 use super::Account;
 use crate::telemetry::{
@@ -32,8 +30,7 @@ impl Account {
     pub(super) fn log(&mut self) {
         let Some(LogDraft { log, mut entry }) = self.log.take() else { return };
         let duration = self.started.elapsed();
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let arrived_at = now.saturating_sub(duration);
+        let arrived_at = unix_time().saturating_sub(duration);
         entry.arrived_at_us = u64::try_from(arrived_at.as_micros()).unwrap_or(u64::MAX);
         entry.endpoint = self.endpoint.label();
         // The name of a model that no worker serves comes from the client, and is not written.

@@ -1,11 +1,9 @@
 //! Reports a request that ended to its decisions, to policies that learn, and to the histograms of lengths.
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
 use pointsman_routing::{
     DecisionSource, Lane, ObservedOutcome, Outcome as Recorded, ProgramSummary, Receipt, SlotKind,
 };
-use pointsman_workers::Leg;
+use pointsman_workers::{Leg, unix_ms};
 use tokio::time::Duration;
 
 use super::Account;
@@ -27,7 +25,6 @@ impl Account {
         if !is_recorded && self.outcome.code == "ok" {
             return;
         }
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let outcome = Recorded {
             status: self.outcome.status,
             code: self.outcome.code,
@@ -37,7 +34,7 @@ impl Account {
             itl: self.itl(),
             output_tokens: self.tokens,
             output_source: self.output_source(),
-            ended_at_ms: u64::try_from(now.as_millis()).unwrap_or(u64::MAX),
+            ended_at_ms: unix_ms(),
             duration: took,
             cached_predicted: self.predicted.then_some(self.predicted_tokens),
             cached_reported: self.usage.and_then(|usage| usage.cached_tokens),

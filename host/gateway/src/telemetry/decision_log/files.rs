@@ -5,10 +5,10 @@ use std::{
     io::{self, ErrorKind, Write as _},
     os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
-    time::{SystemTime, UNIX_EPOCH},
 };
 
 use pointsman_decision_log::{FILE_PREFIX, FILE_SUFFIX};
+use pointsman_workers::unix_ms;
 
 /// Maximum number of names that are tried for a new file, because another gateway may write to the same
 /// directory.
@@ -64,7 +64,7 @@ impl Files {
     pub(super) fn begin(&mut self, header: &[u8]) -> io::Result<()> {
         self.current = None;
         self.prune()?;
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
+        let now = unix_ms();
         for number in 0..MAX_NAMES {
             let path = self.dir.join(format!("{FILE_PREFIX}{now:013}-{number:02}{FILE_SUFFIX}"));
             match OpenOptions::new().append(true).create_new(true).mode(0o600).open(&path) {

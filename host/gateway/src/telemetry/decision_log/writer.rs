@@ -8,10 +8,10 @@ use std::{
         atomic::{AtomicUsize, Ordering},
         mpsc::{Receiver, RecvTimeoutError},
     },
-    time::{SystemTime, UNIX_EPOCH},
 };
 
 use pointsman_decision_log::{FileHeader, LOG_NAME, LOG_VERSION};
+use pointsman_workers::unix_ms;
 use serde::Serialize;
 use tokio::time::{Duration, Instant};
 use zstd::bulk::Compressor;
@@ -169,12 +169,11 @@ impl Writer {
 
     /// Returns the first frame of a file.
     fn header(&mut self) -> io::Result<Vec<u8>> {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let header = FileHeader {
             log: LOG_NAME.to_owned(),
             version: LOG_VERSION,
             block_tokens: self.block_tokens,
-            started_at_ms: u64::try_from(now.as_millis()).unwrap_or(u64::MAX),
+            started_at_ms: unix_ms(),
             gateway: VERSION.to_owned(),
         };
         let mut line = Vec::new();

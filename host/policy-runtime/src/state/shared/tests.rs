@@ -20,7 +20,7 @@ fn started(writer: u64, incarnation: u64) -> State {
 
 /// Writes use the system's time, reads the call's.
 fn now() -> u64 {
-    now_us() / 1_000
+    unix_us() / 1_000
 }
 
 fn hand_over(from: &State, to: &[&State]) {

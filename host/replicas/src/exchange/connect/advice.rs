@@ -1,12 +1,10 @@
 //! What an operator can do about a server that was not connected to.
 
-use std::{
-    path::Path,
-    time::{SystemTime, UNIX_EPOCH},
-};
+use std::path::Path;
 
 use async_nats::ConnectErrorKind;
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD as BASE64};
+use pointsman_workers::unix_time;
 
 use super::secret;
 use crate::config::{Credentials, ReplicasConfig};
@@ -56,7 +54,7 @@ async fn about_credentials(credentials: &Credentials) -> String {
 
 async fn about_jwt(file: &Path) -> String {
     let text = secret("the credentials file", file).await.unwrap_or_default();
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    let now = unix_time().as_secs();
     match expiry(&text).and_then(|expires| now.checked_sub(expires)) {
         Some(since) => format!("the JWT in {} expired {since} s ago: write a new one there", file.display()),
         None => format!(
