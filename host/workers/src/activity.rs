@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use parking_lot::Mutex;
 use tokio::time::{Duration, Instant};
 
-use crate::id::WorkerId;
+use crate::{id::WorkerId, unix_time::millis};
 
 mod signs;
 
@@ -338,7 +338,7 @@ impl Activity {
 
     /// Milliseconds from the worker's creation.
     fn millis(&self, at: Instant) -> u64 {
-        u64::try_from(at.saturating_duration_since(self.created).as_millis()).unwrap_or(u64::MAX)
+        millis(at.saturating_duration_since(self.created))
     }
 }
 

@@ -248,6 +248,7 @@ impl Breaker {
     }
 }
 
+// As `unix_time::millis`: the model checker compiles this file without that one.
 fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }

@@ -11,11 +11,16 @@ pub fn unix_time() -> Duration {
 /// Returns the milliseconds since the Unix epoch.
 #[must_use]
 pub fn unix_ms() -> u64 {
-    u64::try_from(unix_time().as_millis()).unwrap_or(u64::MAX)
+    millis(unix_time())
 }
 
 /// Returns the microseconds since the Unix epoch.
 #[must_use]
 pub fn unix_us() -> u64 {
     u64::try_from(unix_time().as_micros()).unwrap_or(u64::MAX)
+}
+
+/// Returns a duration in milliseconds.
+pub(crate) fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }

@@ -327,3 +327,12 @@ impl Candidate {
         self.worker.ineligible().or_else(lost)
     }
 }
+
+/// Returns a healthy worker, for tests.
+#[cfg(test)]
+pub(crate) fn healthy() -> Arc<Worker> {
+    let spec = WorkerSpec::parse_flag("id=1,role=aggregated,engine=vllm,url=http://a:1").unwrap();
+    let worker = Arc::new(Worker::new(spec));
+    worker.set_health(Health::Healthy);
+    worker
+}

@@ -17,7 +17,10 @@ use prefix_index::events::{Batch, KvEvent, Sequencer, Step, decode_batch};
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
-use crate::{resolver::Resolver, unix_time::unix_time};
+use crate::{
+    resolver::Resolver,
+    unix_time::{millis, unix_time},
+};
 
 mod replay;
 mod wire;
@@ -354,8 +357,7 @@ impl Drop for Connected {
 /// Returns the milliseconds from `ts`, in seconds since the Unix epoch, to now; 0 if the engine's clock is
 /// ahead.
 fn lag_ms(ts: f64) -> u64 {
-    Duration::try_from_secs_f64(ts)
-        .map_or(0, |sent| u64::try_from(unix_time().saturating_sub(sent).as_millis()).unwrap_or(u64::MAX))
+    Duration::try_from_secs_f64(ts).map_or(0, |sent| millis(unix_time().saturating_sub(sent)))
 }
 
 /// The name of an event of stored blocks in an unknown form: what the engine has cached stays unknown.

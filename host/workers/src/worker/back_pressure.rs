@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use tokio::time::{Duration, Instant};
 
 use super::Worker;
+use crate::unix_time::millis;
 
 /// Longest pause that an engine may ask for.
 const MAX_ASKED: Duration = Duration::from_secs(30);
@@ -191,10 +192,6 @@ impl Worker {
     pub fn pause(&self) -> Option<Pause> {
         self.state.back_pressure.pause()
     }
-}
-
-fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

@@ -67,13 +67,11 @@ mod tests {
     use prefix_index::Prefix;
 
     use super::*;
-    use crate::{Booking, BookingRequest, Health, Leg, WorkerSpec};
+    use crate::{Booking, BookingRequest, Leg, worker::healthy};
 
     /// An engine that broke on one request and has another one.
     fn broken() -> (Arc<Worker>, Booking) {
-        let spec = WorkerSpec::parse_flag("id=1,role=aggregated,engine=vllm,url=http://a:1").unwrap();
-        let worker = Arc::new(Worker::new(spec));
-        worker.set_health(Health::Healthy);
+        let worker = healthy();
         let booking =
             worker.candidates()[0].book(&BookingRequest::new(Leg::Aggregated, Prefix::default(), 16, 16));
         worker.note_sign_of_life();

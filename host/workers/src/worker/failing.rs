@@ -74,14 +74,7 @@ impl Worker {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{spec::WorkerSpec, worker::Health};
-
-    fn worker() -> Arc<Worker> {
-        let spec = WorkerSpec::parse_flag("id=1,role=aggregated,engine=vllm,url=http://a:1").unwrap();
-        let worker = Arc::new(Worker::new(spec));
-        worker.set_health(Health::Healthy);
-        worker
-    }
+    use crate::worker::healthy;
 
     fn fails(worker: &Worker, why: &str) {
         worker.note_outcome(false);
@@ -94,7 +87,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn f6_the_reason_of_the_last_failure_is_kept_while_the_worker_is_failing() {
-        let worker = worker();
+        let worker = healthy();
         (0..4).for_each(|_| fails(&worker, "one"));
         // F6.16
         assert_eq!(reason(&worker), None);
@@ -117,7 +110,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn f6_a_worker_that_begins_to_fail_again_and_again_has_one_line_a_minute() {
-        let worker = worker();
+        let worker = healthy();
         let mut lines = 0;
         for _ in 0..119 {
             worker.note_timeout();
@@ -155,7 +148,7 @@ mod tests {
 
     #[test]
     fn outcomes_of_several_threads_leave_no_reason_behind() {
-        let worker = worker();
+        let worker = healthy();
         for _ in 0..200 {
             std::thread::scope(|scope| {
                 scope.spawn(|| (0..6).for_each(|_| fails(&worker, "one")));

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use tokio::time::{Duration, Instant};
 
 use super::Worker;
+use crate::unix_time::millis;
 
 /// How long after the last refusal the limit is known.
 const KEPT: Duration = Duration::from_mins(1);
@@ -101,8 +102,7 @@ impl LearnedLimit {
     }
 
     fn millis(&self, at: Instant) -> u64 {
-        let since = at.saturating_duration_since(self.epoch).as_millis();
-        u64::try_from(since).unwrap_or(u64::MAX)
+        millis(at.saturating_duration_since(self.epoch))
     }
 }
 

@@ -60,22 +60,10 @@ impl Worker {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use tokio::time::{Duration, advance};
 
     use super::*;
-    use crate::{
-        spec::WorkerSpec,
-        worker::{Health, Ineligible},
-    };
-
-    fn worker() -> Arc<Worker> {
-        let spec = WorkerSpec::parse_flag("id=1,role=aggregated,engine=vllm,url=http://a:1").unwrap();
-        let worker = Arc::new(Worker::new(spec));
-        worker.set_health(Health::Healthy);
-        worker
-    }
+    use crate::worker::{Ineligible, healthy};
 
     /// Reports outcomes of which `failing` of ten fail until the worker is not eligible, at most 1,000.
     /// Returns how many that were.
@@ -89,7 +77,7 @@ mod tests {
 
     #[tokio::test]
     async fn m6_legs_that_failed_in_an_earlier_process_are_told_apart() {
-        let worker = worker();
+        let worker = healthy();
         let fail = || worker.candidates()[0].load().observe_outcome(false);
         fail();
         fail();
@@ -104,15 +92,15 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn f6_a_worker_that_fails_half_of_its_legs_is_failing_although_the_others_succeed() {
         // F6.13
-        assert_eq!(outcomes_until_paused(&worker(), 7), Some(14));
-        assert_eq!(outcomes_until_paused(&worker(), 5), Some(19));
-        assert_eq!(outcomes_until_paused(&worker(), 4), None);
-        assert_eq!(outcomes_until_paused(&worker(), 10), Some(4), "five in a row");
+        assert_eq!(outcomes_until_paused(&healthy(), 7), Some(14));
+        assert_eq!(outcomes_until_paused(&healthy(), 5), Some(19));
+        assert_eq!(outcomes_until_paused(&healthy(), 4), None);
+        assert_eq!(outcomes_until_paused(&healthy(), 10), Some(4), "five in a row");
     }
 
     #[tokio::test(start_paused = true)]
     async fn f6_the_pauses_of_a_worker_that_fails_half_of_its_legs_grow_until_it_fails_fewer() {
-        let worker = worker();
+        let worker = healthy();
         for pause in [500, 1_000, 2_000].map(Duration::from_millis) {
             assert!(outcomes_until_paused(&worker, 7).is_some());
             worker.note_outcome(true);

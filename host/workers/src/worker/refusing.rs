@@ -159,17 +159,7 @@ mod tests {
     use tokio::time::Duration;
 
     use super::*;
-    use crate::{
-        spec::WorkerSpec,
-        worker::{Health, Ineligible},
-    };
-
-    fn worker() -> Arc<Worker> {
-        let spec = WorkerSpec::parse_flag("id=1,role=aggregated,engine=vllm,url=http://a:1").unwrap();
-        let worker = Arc::new(Worker::new(spec));
-        worker.set_health(Health::Healthy);
-        worker
-    }
+    use crate::worker::{Ineligible, healthy};
 
     fn refuses_in_row(worker: &Worker) -> u32 {
         (1..).find(|_| worker.note_refused_request()).unwrap()
@@ -177,7 +167,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn i17_a_worker_fails_whose_refusal_another_one_does_not_share_until_it_answers() {
-        let worker = worker();
+        let worker = healthy();
         assert_eq!(refuses_in_row(&worker), MAX_IN_ROW);
         let doubt = worker.doubt();
         assert_eq!(worker.ineligible(), Some(Ineligible::Failing), "while the other one is asked");
@@ -201,7 +191,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn i17_a_worker_is_acquitted_by_another_refusal_and_by_an_answer() {
-        let worker = worker();
+        let worker = healthy();
         refuses_in_row(&worker);
         let doubt = worker.doubt();
         doubt.refute();
