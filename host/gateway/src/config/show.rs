@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use pointsman_config_file::join;
 use pointsman_workers::{WorkerSpec, url_without_secrets};
 use serde::{Serialize, Serializer, ser::SerializeSeq as _};
 use toml::{Table, Value};
@@ -59,7 +60,7 @@ impl Shown<'_> {
 
     fn collect(&self, path: &str, table: &Table, all: &mut Vec<ShownValue>) {
         for (key, value) in table {
-            let path = joined(path, key);
+            let path = join(path, key);
             match value {
                 Value::Table(inner) if has_header(value) => self.collect(&path, inner, all),
                 Value::Array(elements) if has_header(value) => {
@@ -83,7 +84,7 @@ impl Shown<'_> {
     /// Writes the values of the table at `path`, then the tables in it. `header` is the path without indexes.
     fn write(&self, f: &mut fmt::Formatter<'_>, path: &str, header: &str, table: &Table) -> fmt::Result {
         for (key, value) in table.iter().filter(|(_, value)| !has_header(value)) {
-            let source = self.origin.source(&joined(path, key));
+            let source = self.origin.source(&join(path, key));
             let line = if is_secret_number(key, value) {
                 format!("# {key} = {HIDDEN}")
             } else {
@@ -92,7 +93,7 @@ impl Shown<'_> {
             writeln!(f, "{line:<48} # {}", source.text(self.origin))?;
         }
         for (key, value) in table.iter().filter(|(_, value)| has_header(value)) {
-            let (path, header) = (joined(path, key), joined(header, &quoted(key)));
+            let (path, header) = (join(path, key), join(header, &quoted(key)));
             if let Some(inner) = value.as_table() {
                 if inner.values().any(|value| !has_header(value)) {
                     writeln!(f, "\n[{header}]")?;
@@ -180,8 +181,4 @@ fn quoted(key: &str) -> String {
     let bare =
         !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte));
     if bare { key.to_owned() } else { Value::String(key.to_owned()).to_string() }
-}
-
-fn joined(path: &str, key: &str) -> String {
-    if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") }
 }
