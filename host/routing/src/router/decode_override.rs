@@ -10,12 +10,11 @@ use super::{Router, choose::may_call, eligible::eligible_rows};
 use crate::{
     answer_checks,
     buffers::{BufferPool, DecisionBuffers},
-    config::{RouterConfig, RouterConfigOverride},
+    config::RouterConfigOverride,
     context::{DecisionContext, Purpose},
     decision_facts::DecisionFacts,
-    facts::Wants,
     ids::{DecisionId, Generation},
-    inputs::{Inputs, Needs},
+    inputs::Needs,
     policy::{Digest, Failure, OnFailure, Plan, Policy, ShedReason},
     query::{CandidateId, Pairing, Query},
     receipt::ShadowResult,
@@ -219,9 +218,10 @@ impl Router {
                 return DecisionFacts::new(query, config, Pool::empty(), inputs).write_request(wants, out);
             };
             let (decode, row) = (query.snapshot.pool(query.model, query.leg), [decode.row]);
-            self.compute(inputs, wants, query, config, decode, &row);
+            let needs = Needs::of(wants);
+            inputs.compute(needs, query, &config, decode, &row, &self.index);
             DecisionFacts::new(query, config, decode, inputs).write(wants, &row, out);
-            self.compute(inputs, wants, &prefill, config, pool, rows);
+            inputs.compute(needs, &prefill, &config, pool, rows, &self.index);
             DecisionFacts::new(&prefill, config, pool, inputs).write_workers(wants, rows, out);
         });
         Invariant::FactWords.check(facts.len() >= wants.request_width());
@@ -236,18 +236,6 @@ impl Router {
         recorder.take_state(context.state_accesses());
         let decode = decode.map(|chosen| (chosen.candidate.worker_id(), chosen.candidate.rank));
         Ok((plan.and_then(answer_checks::plan)?, decode))
-    }
-
-    fn compute(
-        &self,
-        inputs: &mut Inputs,
-        wants: &Wants,
-        query: &Query<'_>,
-        config: RouterConfig,
-        pool: &Pool,
-        rows: &[u32],
-    ) {
-        inputs.compute(Needs::of(wants), query, &config, pool, rows, &self.index);
     }
 }
 
