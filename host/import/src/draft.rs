@@ -81,20 +81,11 @@ impl Draft {
         &mut self.sections[last]
     }
 
-    /// Changes the element of an array of tables whose `key` is `value`.
-    pub(crate) fn of_element(
-        &mut self,
-        name: &str,
-        key: &str,
-        value: &str,
-        change: impl FnOnce(&mut Section),
-    ) {
-        let header = format!("[[{name}]]");
-        let is_it = |line: &Line| line.key == key && line.value.as_str() == Some(value);
-        let mut elements = self.sections.iter_mut().filter(|section| section.header == header);
-        if let Some(section) = elements.find(|section| section.lines.iter().any(is_it)) {
-            change(section);
-        }
+    /// Returns the worker with this URL.
+    pub(crate) fn worker_at(&mut self, url: &str) -> Option<&mut Section> {
+        let is_it = |line: &Line| line.key == "url" && line.value.as_str() == Some(url);
+        let mut workers = self.sections.iter_mut().filter(|section| section.header == "[[workers]]");
+        workers.find(|section| section.lines.iter().any(is_it))
     }
 
     /// Writes a decode override that prefills every prompt remotely. Without one, the default of the

@@ -61,9 +61,9 @@ impl<'a> Import<'a> {
         }
         self.events(&known)?;
         for (url, models) in self.models() {
-            self.draft.of_element("workers", "url", &url, |worker| {
+            if let Some(worker) = self.draft.worker_at(&url) {
                 worker.set("models", models, "--static-models");
-            });
+            }
         }
         for given in
             ["vllm-pd-disaggregation", "pd-disaggregation"].iter().filter_map(|flag| self.line.last(flag))
@@ -236,9 +236,9 @@ impl<'a> Import<'a> {
                     self.note_translation(given, Kind::Missing, ours);
                 } else {
                     let source = format!("{}, {}", given.flag(), given.place);
-                    self.draft.of_element("workers", "url", &url, |worker| {
+                    if let Some(worker) = self.draft.worker_at(&url) {
                         worker.set(key, first, source);
-                    });
+                    }
                     self.note_translation(given, Kind::Translated, format!("{key} of the worker"));
                 }
             }
