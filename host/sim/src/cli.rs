@@ -3,7 +3,7 @@
 use std::{io::Write as _, net::SocketAddr, time::Duration};
 
 use anyhow::Context as _;
-use clap::{Args, ValueEnum};
+use clap::Args;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{Dialect, Fault, Role, Sim, SimConfig, core::StepTime};
@@ -13,10 +13,10 @@ use crate::{Dialect, Fault, Role, Sim, SimConfig, core::StepTime};
 pub struct SimArgs {
     /// HTTP dialect.
     #[arg(long, value_enum, default_value = "vllm")]
-    engine: EngineArg,
+    engine: Dialect,
     /// Kind of requests to serve.
     #[arg(long, value_enum, default_value = "aggregated")]
-    role: RoleArg,
+    role: Role,
     /// Address to listen on; port 0 for any free port.
     #[arg(long, default_value = "127.0.0.1:0")]
     listen: SocketAddr,
@@ -114,20 +114,6 @@ pub struct SimArgs {
     threads: usize,
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum EngineArg {
-    Vllm,
-    Sglang,
-    Openai,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum RoleArg {
-    Prefill,
-    Decode,
-    Aggregated,
-}
-
 /// Time that requests may take to end after a signal.
 const GRACE: Duration = Duration::from_secs(2);
 
@@ -170,16 +156,8 @@ fn config(args: SimArgs) -> anyhow::Result<SimConfig> {
             .with_context(|| format!("--{name} `{value}` is not a duration"))
     };
     Ok(SimConfig {
-        dialect: match args.engine {
-            EngineArg::Vllm => Dialect::Vllm,
-            EngineArg::Sglang => Dialect::Sglang,
-            EngineArg::Openai => Dialect::Openai,
-        },
-        role: match args.role {
-            RoleArg::Prefill => Role::Prefill,
-            RoleArg::Decode => Role::Decode,
-            RoleArg::Aggregated => Role::Aggregated,
-        },
+        dialect: args.engine,
+        role: args.role,
         listen: args.listen,
         model: args.model,
         max_model_len: args.max_model_len,

@@ -5,15 +5,17 @@ use std::{
     time::Duration,
 };
 
+use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
 use crate::{
     core::{BatchLimits, CoreConfig, Jitter, StepTime},
     faults::Fault,
+    leg::Leg,
 };
 
 /// Engine whose HTTP interface is modelled.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Dialect {
     /// vLLM; handoff by NIXL parameters after the prefill has completed.
@@ -26,7 +28,7 @@ pub enum Dialect {
 }
 
 /// Kind of requests that the engine serves.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
     /// Prefill legs.
@@ -252,6 +254,15 @@ impl SimConfig {
 }
 
 impl Role {
+    /// Returns the leg that the engine serves.
+    pub(crate) fn leg(self) -> Leg {
+        match self {
+            Self::Prefill => Leg::Prefill,
+            Self::Decode => Leg::Decode,
+            Self::Aggregated => Leg::Aggregated,
+        }
+    }
+
     /// Returns the label.
     #[must_use]
     pub fn as_str(self) -> &'static str {

@@ -6,7 +6,7 @@ use futures_util::future::BoxFuture;
 
 use super::{Handshake, Incoming};
 use crate::{
-    config::{Role, SimConfig},
+    config::SimConfig,
     core::{Prompt, PromptKv},
     engine::{
         Engine, Finish, Given, HandoffResult, Link, Local, PrefillSeat, RoomFailure, Source, Verdict,
@@ -63,11 +63,7 @@ impl Handshake for Bootstrap {
         if let Some(rank) = body.routed_dp_rank.filter(|rank| *rank >= size) {
             return Err(Failure::bad(format!("routed_dp_rank={rank} out of range [0, {size})")));
         }
-        let leg = match engine.role() {
-            Role::Prefill => Leg::Prefill,
-            Role::Decode => Leg::Decode,
-            Role::Aggregated => Leg::Aggregated,
-        };
+        let leg = engine.role().leg();
         match (&body.bootstrap_room, leg) {
             // The engine ignores the room. A gateway that sends one has an error, which the counter shows.
             (Some(_), Leg::Aggregated) => {

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     api::Api,
-    config::{Dialect, Role},
+    config::Dialect,
     dialect::Incoming,
     engine::{Aborts, Engine, InFlight, Outcome, Recorded, Sequence, random_hex, unix_now},
     failure::Failure,
@@ -82,7 +82,7 @@ async fn serve(engine: &Arc<Engine>, api: Api, conn: &Conn, headers: &HeaderMap,
     let (body, leg) = match parsed {
         Ok(parsed) => parsed,
         Err(failure) => {
-            engine.counters.end(expected_leg(engine), Outcome::Invalid);
+            engine.counters.end(engine.role().leg(), Outcome::Invalid);
             return refuse_as(shape, &failure);
         }
     };
@@ -213,14 +213,6 @@ fn response_ids(dialect: Dialect, api: Api, headers: &HeaderMap, body: &Body) ->
     let given = given.filter(|id| !id.contains(['"', '\\']) && id.chars().all(|c| !c.is_control()));
     let id = given.map_or_else(|| random_hex(16), str::to_owned);
     vec![format!("{}{id}", api.id_prefix())]
-}
-
-fn expected_leg(engine: &Engine) -> Leg {
-    match engine.role() {
-        Role::Prefill => Leg::Prefill,
-        Role::Decode => Leg::Decode,
-        Role::Aggregated => Leg::Aggregated,
-    }
 }
 
 pub(super) fn record(path: &str, leg: Option<Leg>, headers: &HeaderMap, bytes: &Bytes) -> Recorded {
