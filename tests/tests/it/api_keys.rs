@@ -26,7 +26,7 @@ async fn cluster(auth: Auth) -> TestCluster {
         .unwrap()
 }
 
-async fn ask(cluster: &TestCluster, headers: &[(&str, &str)]) -> (u16, String) {
+pub(crate) async fn ask(cluster: &TestCluster, headers: &[(&str, &str)]) -> (u16, String) {
     let body = json!({"model": "tiny", "prompt": "hello", "max_tokens": 2}).to_string();
     let reply = cluster.client.post(COMPLETIONS, headers, body).await.unwrap();
     (reply.status.as_u16(), reply.code())

@@ -14,7 +14,7 @@ use tokio::{io::AsyncWriteExt as _, net::TcpStream, time::sleep};
 const CHAT: &str = "/v1/chat/completions";
 const BODY: &str = r#"{"model":"tiny","max_tokens":2,"messages":[{"role":"user","content":"hello"}]}"#;
 
-async fn cluster(change: impl FnOnce(&mut Config)) -> TestCluster {
+pub(crate) async fn cluster(change: impl FnOnce(&mut Config)) -> TestCluster {
     let builder = TestClusterBuilder::new().config(change).sim(Dialect::Vllm, Role::Aggregated);
     builder.start().await.unwrap()
 }

@@ -11,6 +11,8 @@ use pointsman_tests::{
     raw::{send, until_mark},
 };
 
+use crate::client_bodies::cluster;
+
 const CHAT: &str = "/v1/chat/completions";
 const BODY: &str = r#"{"model":"tiny","max_tokens":2,"messages":[{"role":"user","content":"hello"}]}"#;
 /// [`BODY`], by Google's encoder.
@@ -32,11 +34,6 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
 
 fn zstd(bytes: &[u8]) -> Vec<u8> {
     zstd::bulk::compress(bytes, 3).unwrap()
-}
-
-async fn cluster(change: impl FnOnce(&mut Config)) -> TestCluster {
-    let builder = TestClusterBuilder::new().config(change).sim(Dialect::Vllm, Role::Aggregated);
-    builder.start().await.unwrap()
 }
 
 async fn answer(client: &Client, path: &str, coding: &str, body: &[u8]) -> (u16, String) {

@@ -10,21 +10,12 @@ use pointsman_tests::{TestCluster, TestClusterBuilder, client::Reply};
 use pointsman_workers::{Leg, WorkerId};
 use serde_json::{Value, json};
 
-use crate::continuation;
+use crate::{
+    continuation,
+    orchestration::{CHAT, EXPLAIN, chat},
+};
 
 mod waits;
-
-const CHAT: &str = "/v1/chat/completions";
-const EXPLAIN: (&str, &str) = ("x-pointsman-decision", "1");
-
-fn chat(more: Value) -> String {
-    let mut body = json!({
-        "model": "tiny", "max_tokens": 4, "ignore_eos": true,
-        "messages": [{"role": "user", "content": "which way does this train go, and who says so? ".repeat(6)}],
-    });
-    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    body.to_string()
-}
 
 /// Plans local prefill wherever the decode worker can prefill.
 fn always_local(config: &mut Config) {

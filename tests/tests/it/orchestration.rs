@@ -7,10 +7,10 @@ use pointsman_sim::{Dialect, Fault, FaultKind, FaultLeg, Role, Sim, SimConfig};
 use pointsman_tests::{Client, TestCluster, TestClusterBuilder};
 use serde_json::{Value, json};
 
-const CHAT: &str = "/v1/chat/completions";
-const EXPLAIN: (&str, &str) = ("x-pointsman-decision", "1");
+pub(crate) const CHAT: &str = "/v1/chat/completions";
+pub(crate) const EXPLAIN: (&str, &str) = ("x-pointsman-decision", "1");
 
-fn chat(more: Value) -> String {
+pub(crate) fn chat(more: Value) -> String {
     let mut body = json!({
         "model": "tiny", "max_tokens": 4, "ignore_eos": true,
         "messages": [{"role": "user", "content": "which way does this train go, and who says so? ".repeat(6)}],

@@ -6,9 +6,9 @@ use pointsman_gateway::config::Config;
 use pointsman_sim::{Dialect, Role, SimConfig};
 use pointsman_test_guests::TENANT_LIMIT;
 use pointsman_tests::{TestCluster, TestClusterBuilder, client_keys};
-use serde_json::json;
 
-const COMPLETIONS: &str = "/v1/completions";
+use crate::api_keys::ask;
+
 const HEADER: &str = "x-llm-d-inference-fairness-id";
 
 /// A gateway whose clients have the keys `sk-a` and `sk-b` of two tenants, and `sk-proxy` of none. It
@@ -36,12 +36,6 @@ async fn cluster(slots: &str, proxies: &str) -> TestCluster {
         .start()
         .await
         .unwrap()
-}
-
-async fn ask(cluster: &TestCluster, headers: &[(&str, &str)]) -> (u16, String) {
-    let body = json!({"model": "tiny", "prompt": "hello", "max_tokens": 2}).to_string();
-    let reply = cluster.client.post(COMPLETIONS, headers, body).await.unwrap();
-    (reply.status.as_u16(), reply.code())
 }
 
 /// Facts `tenant-hash` and `tenant-active-requests` of the newest decision.

@@ -19,7 +19,7 @@ fn pointsman(dir: &Path, arguments: &[&str]) -> (Option<i32>, String, String) {
 }
 
 /// A directory with a configuration in `p.toml`.
-fn with_config(text: &str) -> tempfile::TempDir {
+pub(crate) fn with_config(text: &str) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("p.toml"), text).unwrap();
     dir

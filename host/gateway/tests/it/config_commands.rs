@@ -16,6 +16,8 @@ use std::{
 
 use serde_json::Value;
 
+use crate::check_config::with_config;
+
 /// Exit code, stdout and stderr of `pointsman` in a directory, with environment variables.
 fn pointsman(dir: &Path, variables: &[(&str, &str)], arguments: &[&str]) -> (Option<i32>, String, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pointsman"));
@@ -23,13 +25,6 @@ fn pointsman(dir: &Path, variables: &[(&str, &str)], arguments: &[&str]) -> (Opt
     let ran = command.envs(variables.iter().copied()).output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
     (ran.status.code(), text(ran.stdout), text(ran.stderr))
-}
-
-/// A directory with a configuration in `p.toml`.
-fn with_config(text: &str) -> tempfile::TempDir {
-    let dir = tempfile::tempdir().unwrap();
-    fs::write(dir.path().join("p.toml"), text).unwrap();
-    dir
 }
 
 /// The line of `text` that gives `key` in the table with this header.

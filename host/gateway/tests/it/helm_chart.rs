@@ -32,7 +32,7 @@ const LABELS_OF_HELM: [&str; 4] = [
     "app.kubernetes.io/managed-by",
 ];
 
-fn root() -> PathBuf {
+pub(crate) fn root() -> PathBuf {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).canonicalize().unwrap()
 }
 

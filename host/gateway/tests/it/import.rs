@@ -10,7 +10,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-fn fixtures() -> PathBuf {
+pub(crate) fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/import")
 }
 

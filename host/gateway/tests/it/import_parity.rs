@@ -4,7 +4,7 @@
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "helpers of tests may fail as tests do")]
 
-use std::{fs, path::Path, process::Command};
+use std::{fs, process::Command};
 
 use pointsman_policy_sdk::testing::{run_decode_override, run_scorer, run_selector};
 use policy_cache_aware::CacheAware;
@@ -13,9 +13,7 @@ use policy_queue_kv_prefix::QueueKvPrefix;
 use serde_json::Value;
 use toml::Table;
 
-fn fixtures() -> std::path::PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/import")
-}
+use crate::import::fixtures;
 
 fn golden() -> Value {
     serde_json::from_str(&fs::read_to_string(fixtures().join("parity.json")).unwrap()).unwrap()

@@ -19,7 +19,7 @@ use std::{
 use pointsman_gateway::config::Config;
 use serde_json::Value;
 
-use crate::programs::parses;
+use crate::{helm_chart::root, programs::parses};
 
 mod pod;
 mod running;
@@ -38,10 +38,6 @@ metadata:
   labels: { app.kubernetes.io/name: pointsman }
 spec:
 ";
-
-fn root() -> PathBuf {
-    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).canonicalize().unwrap()
-}
 
 fn files() -> PathBuf {
     root().join("deploy/kubernetes")
