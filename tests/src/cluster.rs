@@ -256,6 +256,17 @@ impl TestCluster {
         self.admin.get(&format!("/decisions/{id}")).await?.json()
     }
 
+    /// Facts about the request in the receipt of the newest decision.
+    ///
+    /// # Errors
+    /// There is none, or it cannot be read.
+    pub async fn newest_facts(&self) -> anyhow::Result<Value> {
+        let receipt = self.newest_receipt().await?;
+        let mut stages = receipt.get("stages").and_then(Value::as_array).into_iter().flatten();
+        let facts = stages.find(|stage| stage.get("policy").is_none()).and_then(|stage| stage.get("request"));
+        Ok(facts.context("the receipt has no facts")?.clone())
+    }
+
     /// Text of `/metrics`.
     ///
     /// # Errors

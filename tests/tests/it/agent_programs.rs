@@ -45,48 +45,41 @@ async fn ask(cluster: &TestCluster, headers: &[(&str, &str)], nvext: Value) -> u
     cluster.newest_receipt().await.unwrap()["choice"]["worker"].as_u64().unwrap()
 }
 
-/// The facts of the newest receipt.
-async fn facts(cluster: &TestCluster) -> Value {
-    let receipt = cluster.newest_receipt().await.unwrap();
-    let stages = receipt["stages"].as_array().unwrap();
-    stages.iter().find(|stage| stage.get("policy").is_none()).unwrap()["request"].clone()
-}
-
 #[tokio::test]
 async fn f11_requests_of_a_session_and_its_sub_agents_are_one_program() {
     let cluster = cluster("").await;
     let root = json!(name_hash(b"lead", SALT));
     ask(&cluster, &[(SESSION, "lead")], json!({})).await;
-    let first = facts(&cluster).await;
+    let first = cluster.newest_facts().await.unwrap();
     // F11.1, F11.2, F11.3
     assert_eq!((&first["program-hash"], &first["session-hash"]), (&root, &root));
     assert_eq!((&first["program-turn"], &first["program-idle-ms"]), (&json!(0), &json!(u32::MAX)));
     tokio::time::sleep(Duration::from_millis(30)).await;
     let child = json!({"agent_context": {"session_id": "scout", "parent_session_id": "lead"}});
     ask(&cluster, &[], child).await;
-    let second = facts(&cluster).await;
+    let second = cluster.newest_facts().await.unwrap();
     assert_eq!((&second["program-hash"], &second["program-turn"]), (&root, &json!(1)));
     let idle = second["program-idle-ms"].as_u64().unwrap();
     assert!((30..5_000).contains(&idle), "{second}");
     // A sub-agent of the sub-agent, whose first request names only the latter.
     ask(&cluster, &[(SESSION, "deep"), (PARENT, "scout")], json!({})).await;
     ask(&cluster, &[(SESSION, "deep")], json!({})).await;
-    let fourth = facts(&cluster).await;
+    let fourth = cluster.newest_facts().await.unwrap();
     assert_eq!((&fourth["program-hash"], &fourth["program-turn"]), (&root, &json!(3)));
     // A preview is not a turn.
     let body = json!({"model": "tiny", "messages": [{"role": "user", "content": "hello"}]});
     cluster.client.post("/v1/route", &[(SESSION, "lead")], body.to_string()).await.unwrap();
     ask(&cluster, &[(SESSION, "lead"), ("x-dynamo-session-final", "true")], json!({})).await;
-    assert_eq!(facts(&cluster).await["program-turn"], json!(4));
+    assert_eq!(cluster.newest_facts().await.unwrap()["program-turn"], json!(4));
     let text = cluster.newest_receipt().await.unwrap().to_string();
     // F11.7
     assert!(!["lead", "scout", "deep"].iter().any(|name| text.contains(name)), "{text}");
     cluster.at_rest().await.unwrap();
     ask(&cluster, &[(SESSION, "lead")], json!({})).await;
     // F11.6
-    assert_eq!(facts(&cluster).await["program-turn"], json!(0));
+    assert_eq!(cluster.newest_facts().await.unwrap()["program-turn"], json!(0));
     ask(&cluster, &[], json!({})).await;
-    let none = facts(&cluster).await;
+    let none = cluster.newest_facts().await.unwrap();
     assert_eq!((&none["program-hash"], &none["program-turn"]), (&json!(0), &json!(0)));
     cluster.at_rest().await.unwrap();
 }
@@ -131,12 +124,12 @@ async fn f11_a_program_ends_with_a_last_request_that_is_answered_and_stays_ended
     let mut stream = cluster.client.stream(CHAT, &[(SESSION, "lead")], body(true)).await.unwrap();
     stream.next().await.unwrap().unwrap();
     // F11.6: the client may send the request that failed again
-    assert_eq!(facts(&cluster).await["program-turn"], json!(2));
+    assert_eq!(cluster.newest_facts().await.unwrap()["program-turn"], json!(2));
     ask(&cluster, &last, json!({})).await;
     assert_eq!(stream.all().await.unwrap().last().unwrap(), "[DONE]");
     cluster.at_rest().await.unwrap();
     ask(&cluster, &[(SESSION, "lead")], json!({})).await;
-    let facts = facts(&cluster).await;
+    let facts = cluster.newest_facts().await.unwrap();
     // F11.6: the stream that ended later does not count
     assert_eq!((&facts["program-turn"], &facts["program-idle-ms"]), (&json!(0), &json!(u32::MAX)));
     cluster.at_rest().await.unwrap();

@@ -37,11 +37,7 @@ async fn with_key(cluster: &TestCluster, key: &str) -> (u16, String) {
 }
 
 async fn tenant_hash(cluster: &TestCluster) -> String {
-    let list = cluster.admin.get("/decisions?limit=1").await.unwrap().json().unwrap();
-    let id = list["decisions"][0]["id"].as_str().unwrap().to_owned();
-    let one = cluster.admin.get(&format!("/decisions/{id}")).await.unwrap().json().unwrap();
-    let stages = one["stages"].as_array().unwrap();
-    let facts = &stages.iter().find(|stage| stage.get("policy").is_none()).unwrap()["request"];
+    let facts = cluster.newest_facts().await.unwrap();
     facts["tenant-hash"].to_string()
 }
 

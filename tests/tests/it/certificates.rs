@@ -69,11 +69,7 @@ impl Site {
     }
 
     async fn tenant_hash(&self) -> String {
-        let list = self.cluster.admin.get("/decisions?limit=1").await.unwrap().json().unwrap();
-        let id = list["decisions"][0]["id"].as_str().unwrap().to_owned();
-        let one = self.cluster.admin.get(&format!("/decisions/{id}")).await.unwrap().json().unwrap();
-        let stages = one["stages"].as_array().unwrap();
-        let facts = &stages.iter().find(|stage| stage.get("policy").is_none()).unwrap()["request"];
+        let facts = self.cluster.newest_facts().await.unwrap();
         facts["tenant-hash"].to_string()
     }
 }

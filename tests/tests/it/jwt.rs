@@ -215,11 +215,7 @@ async fn k2_a_token_of_the_identity_server_names_the_tenant() {
         cluster.at_rest().await.unwrap();
         // K2.1
         assert_eq!(ask(&cluster, &key.token(&claims(changes))).await.0, 200);
-        let list = cluster.admin.get("/decisions?limit=1").await.unwrap().json().unwrap();
-        let id = list["decisions"][0]["id"].as_str().unwrap().to_owned();
-        let one = cluster.admin.get(&format!("/decisions/{id}")).await.unwrap().json().unwrap();
-        let stages = one["stages"].as_array().unwrap();
-        let facts = &stages.iter().find(|stage| stage.get("policy").is_none()).unwrap()["request"];
+        let facts = cluster.newest_facts().await.unwrap();
         assert_eq!(facts["tenant-active-requests"], 1);
         hashes.push(facts["tenant-hash"].to_string());
     }

@@ -42,11 +42,7 @@ async fn ask(cluster: &TestCluster, headers: &[(&str, &str)], more: Value) -> Re
 
 /// The targets in the newest receipt, microseconds.
 async fn targets(cluster: &TestCluster) -> [u64; 2] {
-    let list = cluster.admin.get("/decisions?limit=1").await.unwrap().json().unwrap();
-    let id = list["decisions"][0]["id"].as_str().unwrap().to_owned();
-    let one = cluster.admin.get(&format!("/decisions/{id}")).await.unwrap().json().unwrap();
-    let stages = one["stages"].as_array().unwrap();
-    let facts = &stages.iter().find(|stage| stage.get("policy").is_none()).unwrap()["request"];
+    let facts = cluster.newest_facts().await.unwrap();
     ["ttft-target-us", "itl-target-us"].map(|fact| facts[fact].as_u64().unwrap())
 }
 

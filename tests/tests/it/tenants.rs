@@ -40,11 +40,7 @@ async fn cluster(slots: &str, proxies: &str) -> TestCluster {
 
 /// Facts `tenant-hash` and `tenant-active-requests` of the newest decision.
 async fn facts(cluster: &TestCluster) -> (String, u64) {
-    let list = cluster.admin.get("/decisions?limit=1").await.unwrap().json().unwrap();
-    let id = list["decisions"][0]["id"].as_str().unwrap().to_owned();
-    let one = cluster.admin.get(&format!("/decisions/{id}")).await.unwrap().json().unwrap();
-    let stages = one["stages"].as_array().unwrap();
-    let facts = &stages.iter().find(|stage| stage.get("policy").is_none()).unwrap()["request"];
+    let facts = cluster.newest_facts().await.unwrap();
     (facts["tenant-hash"].to_string(), facts["tenant-active-requests"].as_u64().unwrap())
 }
 
