@@ -37,7 +37,6 @@ impl Budget {
         self.limit.store(limit, Relaxed);
     }
 
-    /// Returns the limit.
     #[must_use]
     pub(crate) fn limit(&self) -> usize {
         self.limit.load(Relaxed)

@@ -2,7 +2,6 @@
 
 use crate::config::{Dialect, SimConfig};
 
-/// An API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Api {
     /// `/v1/chat/completions`
@@ -18,7 +17,6 @@ pub(crate) enum Api {
 }
 
 impl Api {
-    /// Its path.
     pub(crate) fn path(self) -> &'static str {
         match self {
             Self::Chat => "/v1/chat/completions",

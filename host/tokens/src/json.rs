@@ -26,7 +26,6 @@ pub(crate) fn map(entries: impl IntoIterator<Item = (impl Into<Value>, Value)>) 
     python_value(entries.into_iter().map(|(key, value)| (key.into(), value)).collect::<Value>())
 }
 
-/// A list.
 pub(crate) fn list(items: impl IntoIterator<Item = Value>) -> Value {
     python_value(Value::from(items.into_iter().collect::<Vec<Value>>()))
 }

@@ -13,7 +13,6 @@ pub(super) struct Scenarios {
     pub(super) row: Vec<Scenario>,
 }
 
-/// A scenario.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct Scenario {

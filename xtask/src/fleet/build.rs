@@ -16,7 +16,6 @@ pub(crate) struct Program {
     package: &'static str,
 }
 
-/// The gateway.
 pub(crate) const GATEWAY: Program = Program { name: "pointsman", package: "pointsman-gateway" };
 /// The simulated engine.
 pub(crate) const ENGINE: Program = Program { name: "pointsman-sim", package: "pointsman-sim" };

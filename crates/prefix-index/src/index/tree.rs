@@ -29,7 +29,6 @@ pub(super) struct Spot {
     pub(super) at: usize,
 }
 
-/// The tree's writer.
 #[derive(Debug, Default)]
 pub(super) struct TreeWriter {
     shared: Arc<Tree>,

@@ -6,7 +6,6 @@ use pointsman_orchestration::HandoffKind;
 use super::{Connector, LegContext, clean, with_model};
 use crate::openai::request::Request;
 
-/// The dialect.
 #[derive(Debug)]
 pub(super) struct Openai;
 

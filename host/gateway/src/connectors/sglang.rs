@@ -27,7 +27,6 @@ use crate::{
 /// (`srt/disaggregation/utils.py`, `FAKE_BOOTSTRAP_HOST`).
 const NO_PARTNER: &str = "2.2.2.2";
 
-/// The dialect.
 #[derive(Debug)]
 pub(super) struct Sglang;
 

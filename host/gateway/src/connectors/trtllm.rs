@@ -22,7 +22,6 @@ use crate::{
     upstream::LegHeaders,
 };
 
-/// The dialect.
 #[derive(Debug)]
 pub(super) struct Trtllm;
 

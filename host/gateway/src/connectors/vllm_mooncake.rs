@@ -11,7 +11,6 @@ use pointsman_workers::Candidate;
 use super::{Connector, LegContext, Target, vllm, vllm_nixl::Answer};
 use crate::{openai::request::Request, upstream::LegHeaders};
 
-/// The dialect.
 #[derive(Debug)]
 pub(super) struct VllmMooncake;
 

@@ -12,7 +12,6 @@ use pointsman_workers::Candidate;
 use super::{Connector, LegContext, PrefillAnswer, Target, given_up, python_json, unread, usage, vllm};
 use crate::{openai::request::Request, upstream::LegHeaders};
 
-/// The dialect.
 #[derive(Debug)]
 pub(super) struct VllmNixl;
 

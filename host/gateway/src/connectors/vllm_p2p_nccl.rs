@@ -9,7 +9,6 @@ use pointsman_workers::Candidate;
 use super::{Connector, IdDetail, LegContext, Target, clean, token_header, vllm};
 use crate::{openai::request::Request, upstream::LegHeaders};
 
-/// The dialect.
 #[derive(Debug)]
 pub(super) struct VllmP2pNccl;
 

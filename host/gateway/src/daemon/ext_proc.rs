@@ -37,7 +37,6 @@ impl PickerListener {
         Ok(Self { socket: self.socket.try_clone()?, streams: self.streams.clone() })
     }
 
-    /// Returns its address.
     pub(super) fn address(&self) -> std::io::Result<SocketAddr> {
         self.socket.local_addr()
     }

@@ -31,7 +31,6 @@ const HTTP2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n";
 /// Frames of HTTP/2 that refuse it: empty SETTINGS, and GOAWAY with the error `HTTP_1_1_REQUIRED`.
 const HTTP_1_1_REQUIRED: &[u8] = b"\0\0\0\x04\0\0\0\0\0\0\0\x08\x07\0\0\0\0\0\0\0\0\0\0\0\0\x0d";
 
-/// A client's socket.
 #[derive(Debug)]
 pub(super) struct ClientSocket {
     stream: TcpStream,

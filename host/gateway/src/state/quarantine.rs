@@ -59,7 +59,6 @@ struct Entry {
 /// A worker that broke, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Broke {
-    /// The worker.
     pub(crate) worker: WorkerId,
     /// The leg that it served.
     pub(crate) leg: Leg,

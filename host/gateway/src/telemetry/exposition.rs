@@ -91,7 +91,6 @@ impl TextFormat {
         }
     }
 
-    /// Returns the content type.
     #[must_use]
     pub(crate) fn content_type(self) -> &'static str {
         match self {

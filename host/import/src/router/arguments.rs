@@ -46,7 +46,6 @@ const VARIABLE: (Kind, &str) =
 /// Options of Python that have a value.
 const PYTHON_OPTIONS: [&str; 2] = ["-X", "-W"];
 
-/// A command line.
 #[derive(Debug)]
 pub(super) struct CommandLine {
     /// Flags in their order.
@@ -194,7 +193,6 @@ impl Given {
         format!("{}: {}", self.place, self.flag())
     }
 
-    /// Returns the only value.
     pub(super) fn value(&self) -> &str {
         self.values.first().map_or("", String::as_str)
     }

@@ -11,7 +11,6 @@ pub(crate) struct Row<const N: usize> {
     pub(crate) scale: f64,
 }
 
-/// A solution.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Solution<const N: usize> {
     pub(crate) values: [f64; N],

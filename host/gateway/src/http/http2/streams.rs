@@ -48,7 +48,6 @@ struct Counts {
     window_began: Instant,
 }
 
-/// A stream.
 #[derive(Debug)]
 pub(super) struct Stream {
     streams: Arc<Streams>,

@@ -13,7 +13,6 @@ const MAX_HEAD: usize = 8 * 1024;
 const PARAMETERS: [&str; 7] =
     ["name", "filename", "filename*", "size", "creation-date", "modification-date", "read-date"];
 
-/// A part.
 #[derive(Debug)]
 pub(super) struct Part<'a> {
     pub(super) name: &'a str,
