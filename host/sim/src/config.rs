@@ -266,11 +266,7 @@ impl Role {
     /// Returns the label.
     #[must_use]
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Prefill => "prefill",
-            Self::Decode => "decode",
-            Self::Aggregated => "aggregated",
-        }
+        self.leg().as_str()
     }
 }
 

@@ -9,7 +9,6 @@ use serde_json::Value;
 
 use super::{Handshake, Incoming};
 use crate::{
-    config::Role,
     core::{Prompt, PromptKv},
     engine::{Engine, Finish, Given, HandoffResult, Link, Local, Source, Verdict, random_hex, side::Ask},
     failure::Failure,
@@ -78,17 +77,17 @@ impl Handshake for Nixl {
             body.kv_transfer_params.as_ref().and_then(|params| params.get(name)).and_then(Value::as_bool)
         };
         let wants = (flag("do_remote_decode").unwrap_or(false), flag("do_remote_prefill").unwrap_or(false));
-        let (leg, role) = match wants {
+        let leg = match wants {
             (false, false) => return Ok(Leg::Aggregated),
             (true, true) => {
                 return Err(Failure::bad(
                     "kv_transfer_params: do_remote_decode and do_remote_prefill are both true",
                 ));
             }
-            (true, false) => (Leg::Prefill, Role::Prefill),
-            (false, true) => (Leg::Decode, Role::Decode),
+            (true, false) => Leg::Prefill,
+            (false, true) => Leg::Decode,
         };
-        if engine.role() != role {
+        if engine.role().leg() != leg {
             engine.counters.handoff(HandoffResult::Wrong);
             let (leg, role) = (leg.as_str(), engine.role().as_str());
             return Err(Failure::bad(format!("a {leg} leg came to an engine whose role is {role}")));
