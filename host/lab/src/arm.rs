@@ -104,7 +104,8 @@ pub enum ArmError {
 }
 
 impl Arm {
-    /// Builds arms, whose labels have to differ.
+    /// Builds arms, whose labels have to differ, and configures each once: the runs of the arms before it may
+    /// take an hour.
     ///
     /// # Errors
     /// [`ArmError`]
@@ -116,6 +117,7 @@ impl Arm {
                 let (arm, label) = (text.to_owned(), arm.label);
                 return Err(ArmError::Label { arm, label, problem: "is that of another arm" });
             }
+            arm.slots()?;
             arms.push(arm);
         }
         Ok(arms)

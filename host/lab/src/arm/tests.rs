@@ -33,8 +33,7 @@ fn an_arm_is_a_native_mode_or_policies_that_fit_together() {
     assert!(matches!(Arm::parse("./src/lib.rs").unwrap_err(), ArmError::Refused { .. }));
     let refused = |arms: &[&str]| {
         let arms = Arm::parse_all(arms.iter().copied());
-        let slots = arms.and_then(|arms| arms.iter().try_for_each(|arm| arm.slots().map(|_| ())));
-        slots.unwrap_err().to_string()
+        arms.unwrap_err().to_string()
     };
     for (arms, problem) in [
         (&["./Cargo.toml"][..], "the file of a formula is named NAME.formula.toml"),
@@ -44,7 +43,9 @@ fn an_arm_is_a_native_mode_or_policies_that_fit_together() {
         (&["conditional-disagg+predicted-disagg"], "has two decode overrides; use one of them"),
         (&["=kv"], "its label \"\" is empty: give another with --arm LABEL=PARTS"),
         (&["a=kv", "a=random"], "--arm a=random: its label \"a\" is that of another arm"),
+        (&["kv", "new=least-loaded@{\"weight\": 2}"], "new: refused (configure): "),
     ] {
+        // O8.3
         assert!(refused(arms).contains(problem), "{arms:?}: {}", refused(arms));
     }
     let names = |arm: &str| {
