@@ -5,7 +5,7 @@ use pointsman_workers::Role;
 use serde::Serialize;
 
 use super::{
-    Experiment, Sample,
+    CalibrateError, Experiment, Sample,
     least_squares::{Row, Solution, solve},
     predict::predict,
     replay::{Arrival, Features, replay},
@@ -95,6 +95,13 @@ impl Fit {
             request_overhead: of(Term::RequestOverhead),
             step: [Term::C0, Term::C1, Term::C2, Term::C3, Term::C4].map(of),
         }
+    }
+
+    /// Returns an error if a step takes no time, because then the engine cannot be simulated.
+    pub(super) fn check_step_time(&self, role: Role) -> Result<(), CalibrateError> {
+        let takes_time = self.coefficients().step.iter().any(|value| *value > 0.0);
+        let error = || CalibrateError::NoStepTime { role: role.as_str(), requests: self.requests };
+        takes_time.then_some(()).ok_or_else(error)
     }
 
     /// Writes the coefficients into a group of engines.

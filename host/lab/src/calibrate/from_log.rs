@@ -12,7 +12,7 @@ use pointsman_workers::Role;
 
 use self::{
     fit_legs::{fit_links, fit_role, fits_prompts, held_out, take_prompt_times},
-    legs::Load,
+    legs::{Engine, Load},
 };
 use super::{CalibrateError, Calibration, Capacity, Fit, HeldOut, KnownCapacity, report::term_warnings};
 use crate::{
@@ -222,7 +222,7 @@ fn fit_engines(
             role: role.as_str(),
             found,
             least: LEAST_LEGS,
-            left_out: load.left_out.warnings(),
+            left_out: left_out(load, &engines, until_us),
         })?;
         if role == Role::Decode
             && !fits_prompts(&engines, until_us)
@@ -234,14 +234,29 @@ fn fit_engines(
                  of prompts, are those of the prefill engines"
             ));
         }
+        fit.check_step_time(role)?;
         fit.apply(&mut group);
         groups.push(group);
         fits.push((role, fit));
     }
     if fits.is_empty() {
-        return Err(CalibrateError::NoneOfLog(load.left_out.warnings().join("; ")));
+        return Err(CalibrateError::NoneOfLog(load.left_out.reasons().join("; ")));
     }
     Ok((groups, fits))
+}
+
+/// Returns why requests of these engines are not fitted.
+fn left_out(load: &Load, engines: &[&Engine], until_us: u64) -> Vec<String> {
+    let legs = engines.iter().flat_map(|engine| &engine.legs);
+    let had_not_ended = legs.filter(|leg| leg.is_fitted && leg.at_us < until_us && leg.end_us > until_us);
+    let mut reasons = load.left_out.reasons();
+    match had_not_ended.count() {
+        0 => {}
+        count => reasons.push(format!(
+            "{count} requests had not ended when the last quarter began, which checks the fit"
+        )),
+    }
+    reasons
 }
 
 /// Returns the warning about what the log does not say of the link.

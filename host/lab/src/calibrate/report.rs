@@ -101,10 +101,22 @@ pub enum CalibrateError {
         "the prefill engine has blocks of {0} tokens and the decode engine of {1}: the lab simulates one size"
     )]
     BlockSizes(u32, u32),
+    /// A step of the fitted engine takes no time.
+    #[error(
+        "{role} engines: the times of {requests} requests do not determine how long a step takes (c0 to c4 are 0), so \
+         nothing can be simulated; use prompts of different lengths at moderate load: another time of the log \
+         (--since, --until), or probes of an engine without other traffic (--url)"
+    )]
+    NoStepTime {
+        /// The role.
+        role: &'static str,
+        /// Number of requests that were fitted.
+        requests: usize,
+    },
     /// The log has too few requests of a role.
     #[error(
-        "{role} engines: the log has {found} requests that can be fitted and {least} are needed{}; log more traffic \
-         that is streamed and has counted tokens",
+        "{role} engines: the log has {found} requests that can be fitted and {least} are needed{}; log streamed \
+         requests over a longer time",
         in_brackets(left_out)
     )]
     TooFew {
@@ -141,6 +153,7 @@ pub fn calibrate(measured: &Measurements) -> Result<Calibration, CalibrateError>
         let mut group = engine.capacity.group(engine.role);
         let fit = fit_engine(&engine.all(), &group, block_tokens);
         let fit = fit.ok_or(CalibrateError::NoSamples(engine.role.as_str()))?;
+        fit.check_step_time(engine.role)?;
         fit.apply(&mut group);
         groups.push(group);
         fits.push((engine.role, fit));

@@ -315,14 +315,22 @@ fn merged(mut times: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
 }
 
 impl LeftOut {
+    /// Returns warnings about the requests that are fitted and those that are not.
     pub(super) fn warnings(self) -> Vec<String> {
-        let Self { uncounted, estimated, unknown_end, beside_unknown, not_streamed } = self;
-        let counts = [
-            (
-                estimated,
-                "requests are fitted with prompt tokens that were estimated from their bytes; for exact ones, set \
+        let estimated = (self.estimated > 0).then(|| {
+            format!(
+                "{} requests are fitted with prompt tokens that were estimated from their bytes; for exact ones, set \
                  `models.NAME.tokenizer`, or let clients ask for usage (`stream_options.include_usage`)",
-            ),
+                self.estimated
+            )
+        });
+        estimated.into_iter().chain(self.reasons()).collect()
+    }
+
+    /// Returns why requests are not fitted.
+    pub(super) fn reasons(self) -> Vec<String> {
+        let Self { uncounted, unknown_end, beside_unknown, not_streamed, .. } = self;
+        let counts = [
             (uncounted, "requests have no counted prompt tokens (no tokenizer), and are not fitted"),
             (unknown_end, "requests failed or have no output tokens, and are not fitted"),
             (beside_unknown, "legs ran beside requests of unknown size, and are not fitted"),

@@ -186,6 +186,44 @@ fn prompts_that_decode_engines_compute_are_fitted_there_once_there_are_enough() 
     assert!(told.contains("aggregated engines: the log has 10 requests that can be fitted and 20"), "{told}");
 }
 
+#[test]
+fn i10_13_a_log_that_leaves_a_step_without_time_is_an_error() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut requests = aggregated(TRAFFIC, 1);
+    // A proxy gathers the tokens of an answer, and all requests take as long.
+    for request in &mut requests {
+        (request.outcome.ttft_ms, request.outcome.itl_ms) = (Some(100.0), Some(0.0));
+    }
+    write(directory.path(), &[frame(&requests, true)]);
+    let error = of_log(directory.path(), None, None).unwrap_err();
+    // I10.13
+    assert!(
+        error.starts_with("aggregated engines: the times of ")
+            && error.contains("do not determine how long a step takes (c0 to c4 are 0)")
+            && error.contains("(--since, --until)"),
+        "{error}"
+    );
+}
+
+#[test]
+fn i10_14_too_few_requests_are_explained_by_those_that_had_not_ended() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut requests = aggregated(Traffic { count: 80, ..TRAFFIC }, 1);
+    for request in &mut requests {
+        // Each decodes for longer than the log is.
+        (request.output_tokens, request.outcome.itl_ms) = (20, Some(1e5));
+        request.input_estimated = true;
+    }
+    write(directory.path(), &[frame(&requests, true)]);
+    let error = of_log(directory.path(), None, None).unwrap_err();
+    // I10.14
+    assert_eq!(
+        error,
+        "aggregated engines: the log has 0 requests that can be fitted and 20 are needed (60 requests had not ended \
+         when the last quarter began, which checks the fit); log streamed requests over a longer time"
+    );
+}
+
 fn write(directory: &Path, frames: &[Vec<u8>]) {
     std::fs::write(directory.join("decisions-1.jsonl.zst"), frames.concat()).unwrap();
 }
