@@ -69,7 +69,8 @@ fn seen_and_missed(blocks: &mut Vec<Block>, seen: &Observation<'_>) {
         let limits = if has_limit { ", and raise the limits that are named above" } else { "" };
         blocks.push(Block::Warning(format!(
             "the trace has {:.1} % of what the engines answered: the forecast is that of less load. Mirror every \
-             route{limits}",
+             route{limits}. After a copy that failed, as before the observer listened, nginx sends none for its \
+             `fail_timeout`",
             100.0 * kept / answers
         )));
     }
@@ -299,8 +300,10 @@ mod tests {
         }
         let page = text(&blocks);
         assert!(page.contains("20 requests ask for several answers (`n`), 80 answers in all"), "{page}");
-        // S5.13
-        let few = "the trace has 25.0 % of what the engines answered: the forecast is that of less load. Mirror every route\n";
+        // S5.13, S5.22
+        let few = "the trace has 25.0 % of what the engines answered: the forecast is that of less load. Mirror every \
+                   route. After a copy that failed, as before the observer listened, nginx sends none for its \
+                   `fail_timeout`\n";
         assert_eq!(page.matches(few).count(), 1, "{page}");
         assert_eq!(page.matches("has 100 tokens in the trace and 100 by").count(), 2, "{page}");
         let assigned =
