@@ -157,7 +157,7 @@ fn the_commands_of_the_readme_work_as_written_with_simulated_engines() {
 #[test]
 fn the_two_pages_for_newcomers_work_as_written_with_simulated_engines() {
     let terminal = Terminal::open();
-    let [start, request, state, decisions, lose] = &commands("docs/first-gateway.md")[..] else {
+    let [start, request, state, decisions, lose, again] = &commands("docs/first-gateway.md")[..] else {
         panic!("the page has other blocks: {:#?}", commands("docs/first-gateway.md"))
     };
     let _serving = terminal.serve(start);
@@ -173,6 +173,8 @@ fn the_two_pages_for_newcomers_work_as_written_with_simulated_engines() {
     let lost = terminal.until(lose, "");
     assert_eq!(lost.lines().take(4).collect::<Vec<_>>(), ["200"; 4], "{lost}");
     terminal.until("pointsman workers", "unhealthy");
+    let _engine = terminal.bash(again).stdout(Stdio::null()).spawn().map(Shell).unwrap();
+    terminal.until("pointsman workers | grep -c eligible", "3");
 
     let [new, build, install, ask, broken, repair, rollback, undo, remove] =
         &commands("docs/first-policy.md")[..]
