@@ -46,7 +46,9 @@ packages=(gateway lab-cli policy-tools tools)
 selected=("${packages[@]/#/--package=pointsman-}" --package=pointsman-sim)
 mkdir -p "$target"
 cd "$root"
-cargo xtask setup
+for wasm in wasm32-unknown-unknown wasm32-wasip2; do
+  [ -d "$(rustc --print target-libdir --target $wasm)" ] || rustup target add $wasm
+done
 
 # Prints git's hash of each source of the gateway, and the files that differ from the commit.
 sources() {

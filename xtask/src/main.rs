@@ -1,4 +1,4 @@
-//! Developer and set-up commands, one file each.
+//! Developer commands, one file each.
 
 #![expect(clippy::indexing_slicing, reason = "indexing a JSON value answers null")]
 #![allow(clippy::disallowed_types, reason = "a command that starts no runtime reads the standard clock")]
@@ -37,7 +37,7 @@ mod shadow;
 mod spec;
 mod structure;
 
-/// Developer and set-up commands of Pointsman.
+/// Developer commands of Pointsman.
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask")]
 struct Cli {
@@ -47,8 +47,6 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Install the WebAssembly targets that policies are built for.
-    Setup,
     /// Show the gateway at work: engines, clients, policies swapped live, a worker killed; ends with a table.
     Demo(demo::Args),
     /// Run what CI runs: format, width of comments, module rules, lints, docs, models, tests.
@@ -120,7 +118,6 @@ fn commands() -> Vec<String> {
 #[tokio::main]
 async fn run(command: Command) -> anyhow::Result<()> {
     match command {
-        Command::Setup => setup::run(),
         Command::Demo(args) => demo::run(&args),
         Command::Ci(args) => ci::run(&args),
         Command::Test => ci::tests(),

@@ -1,4 +1,4 @@
-//! `setup`: installs the WebAssembly targets.
+//! Installs the WebAssembly targets, for the commands that build.
 
 use std::process::Command;
 
