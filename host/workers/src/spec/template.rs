@@ -4,7 +4,7 @@
 //! each worker's URL, and `{rank}` for the index of its port in its pod. Numbers can be added and subtracted:
 //! `{port+1000}`.
 
-use std::fmt;
+use std::{fmt, net::Ipv6Addr};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, de::Visitor};
@@ -90,10 +90,31 @@ pub(super) fn endpoint(key: &str, text: &str, parts: Parts<'_>) -> Result<String
         Some((_, port)) => fill(key, &format!("tcp://{}:{port}", parts.host), parts)?,
         None => fill(key, text, parts)?,
     };
-    if rank_endpoint(&filled, 0).is_none() {
+    let address = filled.strip_prefix("tcp://").unwrap_or_default();
+    if is_bare_ipv6(address) {
+        let problem = "has an IPv6 address without brackets: write for example tcp://[fd00::1]:5557";
+        return Err(error(key, format!("`{text}` {problem}")));
+    }
+    if rank_endpoint(&filled, 0).is_none() || !has_ipv6_in_brackets(address) {
         return Err(error(key, format!("`{text}` is not of the form tcp://host:port")));
     }
     Ok(filled)
+}
+
+/// Returns whether an address is an IPv6 address without brackets. Its last part may be the port, or not.
+fn is_bare_ipv6(address: &str) -> bool {
+    let host = address.split_once('%').map_or(address, |(host, _)| host);
+    let is_digit = |byte: u8| byte.is_ascii_hexdigit() || b":.".contains(&byte);
+    host.matches(':').count() > 1 && host.bytes().all(is_digit)
+}
+
+/// Returns whether the brackets of an address, if it has any, hold an IPv6 address.
+fn has_ipv6_in_brackets(address: &str) -> bool {
+    let Some((host, _)) = address.strip_prefix('[').and_then(|rest| rest.rsplit_once(':')) else {
+        return !address.contains(['[', ']']);
+    };
+    let inside = host.strip_suffix(']').map(|host| host.split_once('%').map_or(host, |(host, _)| host));
+    inside.is_some_and(|host| host.parse::<Ipv6Addr>().is_ok())
 }
 
 /// Returns whether an endpoint has the port of the engines' own setting: the host is that of each worker's
@@ -174,6 +195,7 @@ mod tests {
             ("tcp://{host}:{port - 2444 + rank}", "tcp://[fd00::1]:5558"),
             ("tcp://relay-{rank}:5557", "tcp://relay-1:5557"),
             ("tcp://10.0.0.1:5557", "tcp://10.0.0.1:5557"),
+            ("tcp://[fe80::1%eth0]:5557", "tcp://[fe80::1%eth0]:5557"),
         ];
         for (text, expected) in table {
             // P11.1
@@ -212,6 +234,16 @@ mod tests {
             ("tcp://{host}:{rank-1}", "`{rank-1}` is -1"),
             ("tcp://{host}", "is not of the form tcp://host:port"),
             ("{host}:5557", "is not of the form tcp://host:port"),
+            (
+                "tcp://fd00::1:5557",
+                "has an IPv6 address without brackets: write for example tcp://[fd00::1]:5557",
+            ),
+            ("tcp://fd00::1", "has an IPv6 address without brackets"),
+            ("tcp://fe80::1%eth0:5557", "has an IPv6 address without brackets"),
+            ("tcp://::ffff:10.0.0.1:5557", "has an IPv6 address without brackets"),
+            ("tcp://[fd00::1]", "is not of the form tcp://host:port"),
+            ("tcp://[a]:5557", "is not of the form tcp://host:port"),
+            ("tcp://[fd00::1:5557", "is not of the form tcp://host:port"),
         ];
         for (text, expected) in table {
             // P11.2
