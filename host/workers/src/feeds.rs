@@ -200,6 +200,7 @@ impl Feeds {
             followed.follow(
                 &snapshot,
                 &stop,
+                has_same_feeds,
                 |gone| {
                     self.running.lock().retain(|(id, _), _| *id != gone);
                     self.owners.lock().retain(|_, owner| *owner != gone);
@@ -298,4 +299,14 @@ impl Feeds {
             tasks.spawn(run(config, Arc::new(sink), stop.clone()));
         }
     }
+}
+
+/// Returns whether a worker took over from another one, and has the same feeds: they go on. Only then does
+/// the index keep what the engine reported.
+fn has_same_feeds(before: &Worker, now: &Worker) -> bool {
+    let feeds = |worker: &Worker| {
+        let spec = worker.spec();
+        (spec.kv_events.clone(), spec.kv_events_offset, spec.kv_replay.clone(), spec.dp_size)
+    };
+    now.continues(before) && feeds(now) == feeds(before)
 }

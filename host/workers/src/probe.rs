@@ -151,6 +151,7 @@ impl Prober {
                 followed.follow(
                     &snapshot,
                     &stop,
+                    |_, _| false,
                     |_| {},
                     |worker, token| {
                         let shared = (&clients, &turns, &failing);

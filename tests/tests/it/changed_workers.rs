@@ -9,6 +9,7 @@ use std::{
 };
 
 use pointsman_gateway::config::{DiscoveryFile, DiscoveryFileFormat};
+use pointsman_sim::{Dialect, Role, Sim, SimConfig};
 use pointsman_tests::{
     Act, RawEngine, RawRequest, Stream, TestCluster, TestClusterBuilder,
     raw_engine::{chunk, json as json_answer, status, stream_head},
@@ -244,4 +245,49 @@ async fn p12_a_worker_with_another_address_or_engine_starts_anew() {
         // P12.5
         assert_eq!((&worker["active_requests"], &worker["draining"]), (&json!(0), &json!(false)));
     }
+}
+
+/// The feed has no replay, so the index would lack what the engine reported before.
+#[tokio::test]
+async fn p12_the_feed_of_kv_events_goes_on_when_a_description_changes_that_does_not_concern_it() {
+    let config = SimConfig { kv_events: true, ..SimConfig::instant(Dialect::Vllm, Role::Aggregated) };
+    let sims = [Sim::start(config.clone()).await.unwrap(), Sim::start(config).await.unwrap()];
+    let cluster = cluster().await;
+    let describe = async |more: Value, events: usize| {
+        let port = sims[events].kv_events_port().unwrap();
+        let mut body = json!({"id": 7, "url": sims[0].url(), "role": "aggregated", "engine": "vllm",
+            "kv_events": format!("tcp://127.0.0.1:{port}")});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        assert_eq!(cluster.admin.post("/workers", &[], body.to_string()).await.unwrap().status, 200);
+        cluster.until_counted("pointsman_kv_feed_live{", 1.0).await.unwrap();
+    };
+    let prompt: Vec<u32> = (0..64).collect();
+    let cached = async || {
+        cluster.gateway.state().router.index().flush();
+        crate::kv_groups::predicted(&cluster, &prompt).await
+    };
+    describe(json!({}), 0).await;
+    cluster.until_counted("pointsman_worker_eligible{", 1.0).await.unwrap();
+    let body = json!({"model": "tiny", "prompt": prompt, "max_tokens": 1}).to_string();
+    assert_eq!(cluster.client.post("/v1/completions", &[], body).await.unwrap().status, 200);
+    cluster.until_counted("pointsman_kv_feed_messages_total{", 1.0).await.unwrap();
+    let blocks = cached().await;
+    assert!(blocks > 0);
+    let changes = [
+        json!({"max_concurrency": 99}),
+        json!({"labels": {"rack": "b"}, "taints": ["spot"]}),
+        json!({"api_key": "other", "block_size": 16}),
+    ];
+    for change in changes {
+        describe(change.clone(), 0).await;
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        // P12.6
+        assert_eq!(cached().await, blocks, "{change}");
+    }
+    let forgets = cluster.metric("pointsman_kv_feed_forgets_total{").await.unwrap();
+    assert_eq!(forgets, [0.0]);
+    describe(json!({}), 1).await;
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    // P12.6
+    assert_eq!(cached().await, 0, "another engine's events");
 }

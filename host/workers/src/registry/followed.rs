@@ -16,16 +16,23 @@ pub(crate) struct Followed(HashMap<WorkerId, (Arc<Worker>, CancellationToken)>);
 
 impl Followed {
     /// Follows a snapshot. Cancels the tokens of workers that left or were replaced, and calls `left`; then
-    /// calls `joined` with each new worker and its token, a child of `stop`.
+    /// calls `joined` with each new worker and its token, a child of `stop`. What runs for a worker goes on
+    /// for the one that takes its place if `serves` says so of the old and the new one.
     pub(crate) fn follow(
         &mut self,
         snapshot: &Snapshot,
         stop: &CancellationToken,
+        serves: impl Fn(&Worker, &Worker) -> bool,
         mut left: impl FnMut(WorkerId),
         mut joined: impl FnMut(&Arc<Worker>, &CancellationToken),
     ) {
         self.0.retain(|id, (worker, token)| {
-            let stays = snapshot.get(*id).is_some_and(|present| Arc::ptr_eq(present, worker));
+            let stays = snapshot.get(*id).is_some_and(|present| {
+                if !Arc::ptr_eq(present, worker) && serves(worker, present) {
+                    worker.clone_from(present);
+                }
+                Arc::ptr_eq(present, worker)
+            });
             if !stays {
                 token.cancel();
                 left(*id);
