@@ -347,6 +347,7 @@ fn build(
         response_searches: Budget::new(MAX_RESPONSE_SEARCHES),
         replicas,
         quarantine: Arc::default(),
+        missing_endpoints: Arc::default(),
         tenants: Arc::default(),
         decision_stats: Arc::new(DecisionStats::new(router.slots())),
         hour: Arc::default(),

@@ -29,6 +29,7 @@ pub(crate) mod drain_end;
 pub(crate) mod jwt;
 pub(crate) mod keys;
 pub(crate) mod memory_limit;
+pub(crate) mod missing_endpoints;
 pub(crate) mod open_files;
 pub(crate) mod quarantine;
 pub(crate) mod rate_limit;
@@ -39,6 +40,7 @@ use address_budget::AddressBudget;
 use bad_keys::BadKeys;
 use drain_end::DrainEnd;
 use jwt::TokenVerifier;
+use missing_endpoints::MissingEndpoints;
 use quarantine::Quarantine;
 use rate_limit::RateLimiter;
 pub(crate) use settings::Settings;
@@ -100,6 +102,8 @@ pub struct State {
     pub(crate) response_searches: Arc<Budget>,
     /// Request bodies that break engines.
     pub(crate) quarantine: Arc<Quarantine>,
+    /// Endpoints that engines lack.
+    pub(crate) missing_endpoints: Arc<MissingEndpoints>,
     /// Requests in flight by tenant.
     pub(crate) tenants: Arc<Tenants>,
     /// Log of decisions and outcomes; `None` if it is off.

@@ -135,6 +135,9 @@ pub struct Query<'a> {
     pub tried: &'a [CandidateId],
     /// The worker that is chosen only if no other is eligible: it may not have read this request.
     pub spared: Option<WorkerId>,
+    /// Workers that are chosen only if no other is eligible: their engines lack the request's endpoint, as
+    /// far as is known.
+    pub lacking: &'a [WorkerId],
     /// The other leg's candidate when it is already chosen.
     pub other_leg: Option<CandidateId>,
     /// Further facts about the other leg and the handoff.
@@ -171,6 +174,7 @@ impl<'a> Query<'a> {
             planned: None,
             tried: &[],
             spared: None,
+            lacking: &[],
             other_leg: None,
             pairing: Pairing::default(),
             queue_us: 0,

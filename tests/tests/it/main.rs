@@ -88,6 +88,7 @@ mod loops;
 mod messages;
 mod metrics;
 mod metrics_reference;
+mod missing_endpoints;
 mod moves;
 mod multimodal;
 mod networks;

@@ -75,6 +75,7 @@ impl Drive {
             return;
         }
         let Some(place) = self.enter(leg, place) else { return };
+        self.look_for_missing_endpoints();
         let (mut refused, begun) = (None, Instant::now());
         let is_planned = self.planned_for(leg).is_some();
         if is_planned && place.is_some() && !self.plan_holds() {
@@ -311,6 +312,7 @@ impl Drive {
             planned: self.planned_for(leg),
             tried: self.attempts.tried(),
             spared: self.attempts.spared(leg),
+            lacking: self.second_opinion.lacking(),
             request_id: Some(&self.account.request_id),
             ..question
         }

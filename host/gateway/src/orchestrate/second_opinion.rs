@@ -1,8 +1,8 @@
-//! Requests that their worker refuses and another one may take (I17): that worker refuses everything, or its
-//! context is too short.
+//! Requests that their worker refuses and another one may take (I17): that worker refuses everything, lacks
+//! the endpoint, or its context is too short.
 
 use http::StatusCode;
-use pointsman_workers::{Candidate, Doubt, Leg};
+use pointsman_workers::{Candidate, Doubt, Leg, WorkerId};
 
 use super::{Drive, failure_text::one_line, worker_outcome::lacks_model};
 use crate::{
@@ -17,6 +17,10 @@ pub(super) struct SecondOpinion {
     is_asked: bool,
     /// The worker that refused, while the answer is open.
     doubt: Option<Box<Doubted>>,
+    /// The workers that answered as if they lacked the endpoint, while no other one took the request.
+    without_endpoint: Vec<(Leg, Candidate)>,
+    /// Workers that lack the endpoint, as far as was known when a leg was routed.
+    lacking: Vec<WorkerId>,
 }
 
 /// A worker that may be to blame for its refusal.
@@ -28,7 +32,20 @@ struct Doubted {
     refusal: String,
 }
 
+impl SecondOpinion {
+    /// Returns the workers that lack the request's endpoint, as far as is known.
+    pub(super) fn lacking(&self) -> &[WorkerId] {
+        &self.lacking
+    }
+}
+
 impl Drive {
+    /// Looks which workers lack the request's endpoint.
+    pub(super) fn look_for_missing_endpoints(&mut self) {
+        let path = self.request.endpoint.path();
+        self.second_opinion.lacking = self.state.missing_endpoints.workers(path, &self.snapshot);
+    }
+
     /// Notes that the worker of a leg refused the request as the client's error. Returns whether another
     /// worker is asked.
     pub(super) fn asks_another(&mut self, leg: Leg, candidate: &Candidate, error: &CallError) -> bool {
@@ -51,6 +68,11 @@ impl Drive {
             }
         );
         if lacks_endpoint && !lacks_model(error) {
+            // A response that another engine has is not found either.
+            let continues = self.request.body.get("previous_response_id").is_some();
+            if matches!(error, CallError::Status { status: StatusCode::NOT_FOUND, .. }) && !continues {
+                self.second_opinion.without_endpoint.push((leg, candidate.clone()));
+            }
             return false;
         }
         let is_too_long = names_context(error);
@@ -81,10 +103,17 @@ impl Drive {
     pub(super) fn took_request(&mut self, leg: Leg) {
         // An answer of decode shows that the prefill before it was taken, too, but not the other way round. A
         // worker that does both is another kind of worker.
-        let shows = |doubted: &mut Box<Doubted>| {
-            leg == doubted.leg || (leg, doubted.leg) == (Leg::Decode, Leg::Prefill)
-        };
-        let Some(doubted) = self.second_opinion.doubt.take_if(shows) else { return };
+        let shows = |refused: Leg| leg == refused || (leg, refused) == (Leg::Decode, Leg::Prefill);
+        let took = self.candidate(leg).map(Candidate::worker_id);
+        let lack = self.second_opinion.without_endpoint.extract_if(.., |(refused, _)| shows(*refused));
+        for (_, lacks) in lack.filter(|(_, lacks)| Some(lacks.worker_id()) != took) {
+            let (worker, path) = (lacks.worker_id(), self.request.endpoint.path());
+            if self.state.missing_endpoints.note(&lacks.worker, path) {
+                tracing::info!(%worker, path, "engine does not have an endpoint: others are asked first");
+            }
+        }
+        let doubt = self.second_opinion.doubt.take_if(|doubted| shows(doubted.leg));
+        let Some(doubted) = doubt else { return };
         let Doubted { candidate, doubt, refusal, .. } = *doubted;
         if self.candidate(leg).is_some_and(|took| took.worker_id() == candidate.worker_id()) {
             doubt.refute();

@@ -148,12 +148,16 @@ pub(super) fn eligible_rows(
     }
 }
 
-/// Leaves the spared worker out if another one is eligible.
+/// Leaves out the workers that lack the endpoint, and then the spared one, if others are eligible.
 fn prefer_others(query: &Query<'_>, pool: &Pool, rows: &mut Vec<u32>) {
-    let Some(spared) = query.spared else { return };
-    let is_other = |row: &u32| pool.get(*row as usize).is_some_and(|other| other.worker_id() != spared);
-    if rows.iter().any(is_other) {
-        rows.retain(is_other);
+    for left_out in [query.lacking, query.spared.as_slice()] {
+        let is_other = |row: &u32| {
+            let other = pool.get(*row as usize);
+            other.is_some_and(|other| !left_out.contains(&other.worker_id()))
+        };
+        if !left_out.is_empty() && rows.iter().any(is_other) {
+            rows.retain(is_other);
+        }
     }
 }
 

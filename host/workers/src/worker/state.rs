@@ -63,6 +63,8 @@ pub(super) struct State {
     pub(super) last_failure: LastFailure,
     /// Number of outcomes of legs that were reported.
     pub(super) outcomes: AtomicU64,
+    /// Number of processes of the engine that ended.
+    pub(super) ended_processes: AtomicU32,
     /// Number of legs that failed before the engine's process began.
     pub(super) failed_before: AtomicU32,
     pub(super) back_pressure: BackPressure,
@@ -166,6 +168,7 @@ impl State {
             breaker: Breaker::new(BreakerRules::WORKER),
             last_failure: LastFailure::new(),
             outcomes: AtomicU64::new(0),
+            ended_processes: AtomicU32::new(0),
             failed_before: AtomicU32::new(0),
             back_pressure: BackPressure::new(),
             refusing: Refusing::new(),

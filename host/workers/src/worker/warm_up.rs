@@ -125,8 +125,15 @@ impl Drop for WarmUp {
 }
 
 impl Worker {
+    /// Returns the number of the engine's process, as far as the gateway noticed that others ended.
+    #[must_use]
+    pub fn process(&self) -> u32 {
+        self.state.ended_processes.load(Ordering::Acquire)
+    }
+
     /// Records that another process serves, or will.
     pub(crate) fn note_new_process(&self) {
+        self.state.ended_processes.fetch_add(1, Ordering::AcqRel);
         self.state.warm_up.is_new.store(true, Ordering::Release);
         self.forget_failed_legs();
         self.forget_limit();
