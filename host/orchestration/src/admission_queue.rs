@@ -205,13 +205,12 @@ impl AdmissionQueue {
         admission_request: &AdmissionRequest<'_>,
         leg: Leg,
         tried: &[CandidateId],
-        waited: Option<&mut WorkerWait>,
+        waited: Option<&WorkerWait>,
     ) -> Option<Place> {
         let mut inner = self.inner.lock();
-        match waited {
-            Some(wait) => inner.end_wait(wait),
-            None if !inner.has_room(admission_request) => return None,
-            None => {}
+        let had_place = waited.is_some_and(|wait| inner.end_wait(wait));
+        if !had_place && !inner.has_room(admission_request) {
+            return None;
         }
         let mut place = self.insert(&mut inner, admission_request, leg, tried);
         place.asking = inner.asking(&place.position.line, admission_request.request);

@@ -356,8 +356,8 @@ impl Attempts {
             }
             None => {
                 let Parking { queue, admission_request, timeout } = parking;
-                let mut waited = self.worker_wait.take();
-                let place = queue.park(admission_request, leg, &self.tried, waited.as_deref_mut());
+                let waited = self.worker_wait.take();
+                let place = queue.park(admission_request, leg, &self.tried, waited.as_deref());
                 let Some(place) = place else { return false };
                 let now = Instant::now();
                 self.parked.get_or_insert(now);

@@ -4,14 +4,16 @@
 use std::sync::Arc;
 
 use pointsman_orchestration::{AdmissionRequest, WorkerWait};
-use pointsman_workers::ModelName;
 use tokio::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
 use super::find_model::{check_limits, finds_model};
 use crate::{
     openai::{error::ApiError, request::Request},
-    orchestrate::{availability::has_workers, worker_wait::waited_in_vain},
+    orchestrate::{
+        availability::has_workers,
+        worker_wait::{too_many_wait, waited_in_vain},
+    },
     state::State,
     telemetry::account::Account,
     tokenization::routing_request::{TenantLoad, routing_request},
@@ -109,6 +111,9 @@ async fn until_served(
             account.set_model(&request.model, &snapshot);
             break check_limits(request, &snapshot).map_err(ApiError::from);
         }
+        if wait.gave_way() {
+            break Err(too_many_wait(&request.model));
+        }
         if now >= deadline {
             break Err(ApiError::Deadline);
         }
@@ -121,11 +126,4 @@ async fn until_served(
         account.queued(wait.elapsed());
     }
     served.map(|()| wait)
-}
-
-fn too_many_wait(model: &ModelName) -> ApiError {
-    ApiError::TooManyWait(format!(
-        "waiting for a worker of the model `{model}`: as many requests wait for workers as may (its part of half of \
-         queue.limit and queue.bytes, or queue.models.NAME.limit); retry after the time in `retry-after`"
-    ))
 }

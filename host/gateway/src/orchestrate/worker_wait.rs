@@ -3,7 +3,7 @@
 
 use pointsman_orchestration::{Event, Queued, Waiting};
 use pointsman_routing::RouteError;
-use pointsman_workers::{Leg, PerLeg, Snapshot, WorkerId};
+use pointsman_workers::{Leg, ModelName, PerLeg, Snapshot, WorkerId};
 use tokio::time::{Duration, Instant};
 
 use super::{
@@ -92,6 +92,8 @@ impl Drive {
         }
         let cause = if state.draining.is_cancelled() {
             ApiError::Draining
+        } else if wait.gave_way() {
+            too_many_wait(&self.request.model)
         } else if Instant::now() < *until {
             return true;
         } else {
@@ -118,5 +120,13 @@ pub(crate) fn waited_in_vain(
     ApiError::NoWorker(format!(
         "waiting for a worker of the model `{model}`: none could serve it within {limit:?}, the limit of \
          models.NAME.wait_for_workers: {why}; retry after the time in `retry-after`"
+    ))
+}
+
+/// Returns the error of a request that may not wait for a worker.
+pub(crate) fn too_many_wait(model: &ModelName) -> ApiError {
+    ApiError::TooManyWait(format!(
+        "waiting for a worker of the model `{model}`: as many requests wait for workers as may (its part of half of \
+         queue.limit and queue.bytes, or queue.models.NAME.limit); retry after the time in `retry-after`"
     ))
 }

@@ -2,10 +2,19 @@
 //!
 //! They are not in the order of the queue, so no request of another model waits for their turn. They count
 //! for its bounds. When a worker can serve their model, all of them ask to be admitted as if they arrived.
+//! When there is no room, the newest request of the tenant with most of them gives way to one of another.
 
-use std::{cmp::Reverse, collections::BTreeMap, sync::Arc};
+use std::{
+    cmp::Reverse,
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
-use pointsman_workers::ModelName;
+use fair_queue::{FairQueue, Key, NO_TENANT, Position, Rules};
+use pointsman_workers::{Invariant, ModelName};
 use tokio::{
     sync::Notify,
     time::{Duration, Instant},
@@ -20,16 +29,51 @@ use super::{
 /// leaves the others to the models that are served.
 const SHARE: usize = 2;
 
+/// Tenants share the places of a model by number.
+const SHARES: Rules =
+    Rules { ageing_turn: 0, credit: 0.0, check: |right| Invariant::WaitingRequests.check(right) };
+
 /// Class, due time and ticket of a request: the first one is the first to be woken.
 type Rank = (Reverse<i64>, i64, u64);
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct WorkerWaits {
     /// Places of requests, by model.
     held: BTreeMap<ModelName, Held>,
     bytes: usize,
+    /// The same places, by model and tenant.
+    shares: FairQueue<WaitingFor, Waiting>,
     /// Those of them that nothing has woken.
-    asleep: BTreeMap<ModelName, BTreeMap<Rank, Arc<Notify>>>,
+    asleep: BTreeMap<ModelName, BTreeMap<Rank, Arc<Wake>>>,
+}
+
+/// The requests that wait for a worker of a model.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct WaitingFor(ModelName);
+
+impl fair_queue::Line for WaitingFor {
+    type Group = ModelName;
+
+    fn group(&self) -> &ModelName {
+        &self.0
+    }
+}
+
+/// What a request holds of the queue while it waits.
+#[derive(Debug)]
+struct Waiting {
+    rank: Rank,
+    bytes: usize,
+    tokens: u64,
+    wake: Arc<Wake>,
+}
+
+/// Wakes a request.
+#[derive(Debug, Default)]
+struct Wake {
+    notify: Notify,
+    /// Whether another request has its place. Changed under the queue's lock.
+    gave_way: AtomicBool,
 }
 
 /// Requests of a model that have a place, and the bytes of their bodies.
@@ -44,14 +88,10 @@ struct Held {
 #[derive(Debug)]
 pub struct WorkerWait {
     queue: Arc<AdmissionQueue>,
-    model: ModelName,
+    position: Position<WaitingFor>,
     rank: Rank,
-    bytes: usize,
-    tokens: u64,
     since: Instant,
-    woken: Arc<Notify>,
-    /// Whether another place replaced its own.
-    is_over: bool,
+    wake: Arc<Wake>,
 }
 
 impl AdmissionQueue {
@@ -63,22 +103,27 @@ impl AdmissionQueue {
     ) -> Option<Box<WorkerWait>> {
         let AdmissionRequest { model, request, bytes, .. } = *admission_request;
         let mut inner = self.inner.lock();
-        if !inner.has_room(admission_request) || !inner.worker_waits.has_room(&inner.rules, model, bytes) {
+        if !inner.make_room(admission_request) {
             return None;
         }
         let (due_us, _) = admission_request.dues_us(inner.origin, &inner.rules);
-        let rank = (Reverse(class_of(&inner.rules, request)), due_us, inner.tickets);
+        let key = Key::in_turn(inner.tickets);
+        let rank = (Reverse(class_of(&inner.rules, request)), due_us, key.ticket);
         let tokens = u64::from(request.prompt_tokens);
         inner.tickets += 1;
         inner.bytes += bytes;
         inner.tokens += tokens;
-        inner.worker_waits.bytes += bytes;
-        let held = inner.worker_waits.held.entry(model.clone()).or_default();
+        let weight = inner.rules.share(request.tenant_hash).weight;
+        let (tenant, wake) = (request.tenant_hash.unwrap_or(NO_TENANT), Arc::<Wake>::default());
+        let waits = &mut inner.worker_waits;
+        waits.bytes += bytes;
+        let held = waits.held.entry(model.clone()).or_default();
         held.requests += 1;
         held.bytes += bytes;
-        let (since, woken) = (Instant::now(), Arc::default());
-        let (queue, model) = (self.clone(), model.clone());
-        Some(Box::new(WorkerWait { queue, model, rank, bytes, tokens, since, woken, is_over: false }))
+        let waiting = Waiting { rank, bytes, tokens, wake: wake.clone() };
+        let position = waits.shares.insert(WaitingFor(model.clone()), tenant, weight, key, waiting);
+        let (queue, since) = (self.clone(), Instant::now());
+        Some(Box::new(WorkerWait { queue, position, rank, since, wake }))
     }
 
     /// Returns the number of requests that wait until a worker can serve their model, by model.
@@ -86,6 +131,13 @@ impl AdmissionQueue {
     pub fn worker_waits(&self) -> BTreeMap<ModelName, usize> {
         let inner = self.inner.lock();
         inner.worker_waits.held.iter().map(|(model, held)| (model.clone(), held.requests)).collect()
+    }
+}
+
+impl Default for WorkerWaits {
+    fn default() -> Self {
+        let (held, asleep) = (BTreeMap::new(), BTreeMap::new());
+        Self { held, bytes: 0, shares: FairQueue::new(SHARES), asleep }
     }
 }
 
@@ -111,8 +163,19 @@ impl WorkerWaits {
         held.is_none_or(|held| held.requests < places / models && fits(held.bytes, most_bytes / models))
     }
 
+    /// Returns the request that gives way to one of a tenant: the newest one of the tenant that would still
+    /// have more of them for its weight. There is none if the new one is larger than its part of the bytes.
+    fn gives_way(&self, rules: &QueueRules, asks: &AdmissionRequest<'_>) -> Option<Position<WaitingFor>> {
+        let most_bytes = rules.bytes / SHARE / rules.waiting_models.max(1);
+        let tenant = asks.request.tenant_hash.unwrap_or(NO_TENANT);
+        let last = self.shares.last_after(asks.model, tenant, |_| 1.0);
+        last.filter(|_| asks.bytes <= most_bytes)
+    }
+
     fn sleep(&mut self, wait: &WorkerWait) {
-        self.asleep.entry(wait.model.clone()).or_default().insert(wait.rank, wait.woken.clone());
+        if !wait.gave_way() {
+            self.asleep.entry(wait.model().clone()).or_default().insert(wait.rank, wait.wake.clone());
+        }
     }
 }
 
@@ -120,17 +183,27 @@ impl WorkerWait {
     /// Waits until a worker may serve the model: another request found one, or some time has passed.
     pub async fn woken(&self, until: Instant) {
         self.queue.inner.lock().worker_waits.sleep(self);
-        let _ = tokio::time::timeout_at(Place::retry_at(until), self.woken.notified()).await;
+        let _ = tokio::time::timeout_at(Place::retry_at(until), self.wake.notify.notified()).await;
+    }
+
+    /// Returns whether a request of another tenant has its place.
+    #[must_use]
+    pub fn gave_way(&self) -> bool {
+        self.wake.gave_way.load(Ordering::SeqCst)
+    }
+
+    fn model(&self) -> &ModelName {
+        &self.position.line.0
     }
 
     /// Wakes the other requests of the model, in their order, because a worker can serve it. Returns whether
     /// one of them comes before this one.
     #[must_use]
     pub fn wake_others(&self) -> bool {
-        let asleep = self.queue.inner.lock().worker_waits.asleep.remove(&self.model).unwrap_or_default();
+        let asleep = self.queue.inner.lock().worker_waits.asleep.remove(self.model()).unwrap_or_default();
         let mut others = asleep.iter().filter(|(rank, _)| **rank != self.rank).peekable();
         let is_after = others.peek().is_some_and(|(rank, _)| **rank < self.rank);
-        others.for_each(|(_, other)| other.notify_one());
+        others.for_each(|(_, other)| other.notify.notify_one());
         is_after
     }
 
@@ -148,195 +221,52 @@ impl WorkerWait {
 }
 
 impl Inner {
-    /// Releases the place of a request that waited for a worker.
-    pub(super) fn end_wait(&mut self, wait: &mut WorkerWait) {
-        if !std::mem::replace(&mut wait.is_over, true) {
-            self.release(wait);
+    /// Returns whether there is room for a request that waits for a worker. Others may have to give way.
+    fn make_room(&mut self, asks: &AdmissionRequest<'_>) -> bool {
+        while !self.has_room(asks) || !self.worker_waits.has_room(&self.rules, asks.model, asks.bytes) {
+            let Some(last) = self.worker_waits.gives_way(&self.rules, asks) else { return false };
+            if let Some(wake) = self.release(&last) {
+                wake.gave_way.store(true, Ordering::SeqCst);
+                wake.notify.notify_one();
+            }
         }
+        true
     }
 
-    fn release(&mut self, wait: &WorkerWait) {
-        self.bytes -= wait.bytes;
-        self.tokens -= wait.tokens;
-        let waits = &mut self.worker_waits;
-        waits.bytes -= wait.bytes;
-        if let Some(held) = waits.held.get_mut(&wait.model) {
+    /// Releases the place of a request that waited for a worker. Returns whether it had one.
+    pub(super) fn end_wait(&mut self, wait: &WorkerWait) -> bool {
+        self.release(&wait.position).is_some()
+    }
+
+    /// Releases a place, unless that was done before.
+    fn release(&mut self, position: &Position<WaitingFor>) -> Option<Arc<Wake>> {
+        let (waits, model) = (&mut self.worker_waits, &position.line.0);
+        let Waiting { rank, bytes, tokens, wake } = waits.shares.remove(position)?;
+        self.bytes -= bytes;
+        self.tokens -= tokens;
+        waits.bytes -= bytes;
+        if let Some(held) = waits.held.get_mut(model) {
             held.requests -= 1;
-            held.bytes -= wait.bytes;
+            held.bytes -= bytes;
             if held.requests == 0 {
-                waits.held.remove(&wait.model);
+                waits.held.remove(model);
             }
         }
-        if let Some(asleep) = waits.asleep.get_mut(&wait.model) {
-            asleep.remove(&wait.rank);
+        if let Some(asleep) = waits.asleep.get_mut(model) {
+            asleep.remove(&rank);
             if asleep.is_empty() {
-                waits.asleep.remove(&wait.model);
+                waits.asleep.remove(model);
             }
         }
+        Some(wake)
     }
 }
 
 impl Drop for WorkerWait {
     fn drop(&mut self) {
-        if !self.is_over {
-            self.queue.inner.lock().release(self);
-        }
+        self.queue.inner.lock().end_wait(self);
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use pointsman_routing::RoutingRequest;
-
-    use super::*;
-    use crate::admission_queue::{Leg, ModelBounds, QueueRules};
-
-    fn wait(
-        queue: &Arc<AdmissionQueue>,
-        model: &str,
-        priority: f32,
-        bytes: usize,
-    ) -> Option<Box<WorkerWait>> {
-        let (model, arrived) = (ModelName::new(model), Instant::now());
-        let request = RoutingRequest { priority, n: 1, ..RoutingRequest::default() };
-        queue.wait_for_worker(&AdmissionRequest {
-            model: &model,
-            request: &request,
-            pin: None,
-            arrived,
-            bytes,
-        })
-    }
-
-    fn park(queue: &Arc<AdmissionQueue>, model: &str) -> Option<Place> {
-        let (model, arrived, request) = (ModelName::new(model), Instant::now(), RoutingRequest::default());
-        let asks = AdmissionRequest { model: &model, request: &request, pin: None, arrived, bytes: 1 };
-        queue.park(&asks, Leg::Aggregated, &[], None)
-    }
-
-    /// The worker that came is busy. Returns whether the request waits in the queue.
-    fn waits_on(attempts: &mut crate::Attempts, queue: &Arc<AdmissionQueue>) -> bool {
-        let (model, request, arrived) = (ModelName::new("a"), RoutingRequest::default(), Instant::now());
-        let admission_request =
-            AdmissionRequest { model: &model, request: &request, pin: None, arrived, bytes: 1 };
-        let timeout = Duration::from_secs(30);
-        let parking = crate::Parking { queue, admission_request, timeout };
-        let busy = pointsman_routing::RouteError::AllBusy(Leg::Aggregated);
-        match attempts.enter(Leg::Aggregated, None, &parking) {
-            crate::Entry::Route(place) => {
-                let after = attempts.after_refusal(Leg::Aggregated, &busy, place, &parking);
-                after == crate::AfterRefusal::Wait
-            }
-            crate::Entry::Wait => true,
-            crate::Entry::Refused => false,
-        }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn f7_worker_waits_take_half_of_the_queue_and_count_for_its_limits() {
-        let models = BTreeMap::from([(ModelName::new("a"), ModelBounds { limit: 1, max_inflight: 0 })]);
-        let queue = AdmissionQueue::new(QueueRules { bytes: 10, models, ..QueueRules::waiting(6) });
-        assert!(wait(&queue, "b", 0.0, 6).is_none(), "more than half of the bytes");
-        let a = wait(&queue, "a", 0.0, 1);
-        // F7.11
-        assert!(a.is_some() && wait(&queue, "a", 0.0, 1).is_none(), "the limit of the model");
-        let _b = [wait(&queue, "b", 0.0, 1).unwrap(), wait(&queue, "b", 0.0, 1).unwrap()];
-        // F7.11
-        assert!(wait(&queue, "b", 0.0, 1).is_none(), "half of the places");
-        assert_eq!((queue.waiting(), queue.waiting_bytes()), (0, 3));
-        assert!(park(&queue, "a").is_none());
-        let others = [park(&queue, "c"), park(&queue, "c"), park(&queue, "c")];
-        // F7.11
-        assert!(others.iter().all(Option::is_some) && park(&queue, "c").is_none(), "the rest is left");
-        drop(others);
-        drop(a);
-        assert_eq!(queue.worker_waits(), BTreeMap::from([(ModelName::new("b"), 2)]));
-        assert!(park(&queue, "a").is_some());
-    }
-
-    #[test]
-    fn f7_worker_waits_of_each_model_have_their_part_of_the_share() {
-        let rules = QueueRules { bytes: 80, waiting_models: 2, ..QueueRules::waiting(9) };
-        let queue = AdmissionQueue::new(rules);
-        let a = [wait(&queue, "a", 0.0, 1).unwrap(), wait(&queue, "a", 0.0, 1).unwrap()];
-        // F7.11
-        assert!(wait(&queue, "a", 0.0, 1).is_none(), "two of the four places");
-        let large = wait(&queue, "b", 0.0, 30);
-        // F7.11
-        assert!(large.is_some(), "the first one may be larger than the part of its model");
-        assert!(wait(&queue, "b", 0.0, 1).is_none(), "its bytes");
-        drop(large);
-        let _b = [wait(&queue, "b", 0.0, 1).unwrap(), wait(&queue, "b", 0.0, 1).unwrap()];
-        drop(a);
-        // With more models than places, each may have one.
-        let queue = AdmissionQueue::new(QueueRules { waiting_models: 9, ..QueueRules::waiting(4) });
-        let a = wait(&queue, "a", 0.0, 1);
-        assert!(a.is_some() && wait(&queue, "a", 0.0, 1).is_none());
-        let b = wait(&queue, "b", 0.0, 1);
-        assert!(b.is_some() && wait(&queue, "c", 0.0, 1).is_none());
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn f7_worker_waits_are_woken_in_their_order_and_leave_nothing() {
-        let queue = AdmissionQueue::new(QueueRules::waiting(8));
-        let waits = [0.0, 2.0, 1.0].map(|priority| wait(&queue, "a", priority, 1).unwrap());
-        let other = wait(&queue, "b", 9.0, 1).unwrap();
-        let far = Instant::now() + Duration::from_secs(60);
-        let [first, second, third] = waits;
-        let mut tasks = tokio::task::JoinSet::new();
-        for wait in [second, third] {
-            tasks.spawn(async move {
-                wait.woken(far).await;
-                wait
-            });
-        }
-        tokio::task::yield_now().await;
-        let before = Instant::now();
-        // F7.13
-        assert!(first.wake_others(), "the two others come first");
-        let order = [tasks.join_next().await.unwrap().unwrap(), tasks.join_next().await.unwrap().unwrap()];
-        assert_eq!(order.each_ref().map(|wait| wait.rank.0), [Reverse(2_000), Reverse(1_000)]);
-        assert_eq!(before.elapsed(), Duration::ZERO);
-        assert!(!order[0].wake_others());
-        other.woken(far).await;
-        assert!(before.elapsed() > Duration::ZERO, "another model's wakes nothing");
-        drop((first, order, other));
-        let inner = queue.inner.lock();
-        let left = (inner.bytes, inner.tokens, inner.worker_waits.bytes);
-        assert_eq!(left, (0, 0, 0));
-        assert!(inner.worker_waits.asleep.is_empty() && inner.worker_waits.held.is_empty());
-    }
-
-    /// Its place becomes the next one, so nothing can take it in between.
-    #[test]
-    fn f7_requests_that_waited_keep_their_places_when_fewer_may_wait() {
-        let queue = AdmissionQueue::new(QueueRules::waiting(4));
-        let waited = [wait(&queue, "a", 0.0, 1), wait(&queue, "a", 0.0, 1)];
-        queue.set_rules(QueueRules { bytes: 1, ..QueueRules::waiting(1) });
-        let mut attempts = waited.map(crate::Attempts::after_wait);
-        let wait = attempts.each_mut().map(|attempts| waits_on(attempts, &queue));
-        // F7.13
-        assert_eq!((wait, queue.waiting()), ([true; 2], 2));
-        assert!(queue.worker_waits().is_empty() && park(&queue, "a").is_none());
-        drop(attempts);
-        assert_eq!((queue.waiting(), queue.waiting_bytes()), (0, 0));
-    }
-
-    /// A request that waited keeps its place until it has another one: nothing takes it meanwhile.
-    #[tokio::test(start_paused = true)]
-    async fn f7_a_request_that_waited_for_a_worker_has_room_in_the_queue() {
-        let queue = AdmissionQueue::new(QueueRules::waiting(1));
-        let waited = wait(&queue, "a", 0.0, 1);
-        tokio::time::advance(Duration::from_secs(3)).await;
-        let mut attempts = crate::Attempts::after_wait(waited);
-        assert!(park(&queue, "a").is_none());
-        let waits = waits_on(&mut attempts, &queue);
-        // F7.13
-        assert_eq!((waits, queue.waiting()), (true, 1));
-        assert!(queue.worker_waits().is_empty());
-        tokio::time::advance(Duration::from_secs(2)).await;
-        attempts.resume().unwrap();
-        // F7.13
-        assert_eq!(attempts.queued(), Duration::from_secs(5));
-    }
-}
+mod tests;

@@ -1,4 +1,4 @@
-//! The share of the queue for requests that wait for workers, and each model's part of it.
+//! The share of the queue for requests that wait for workers, and the parts of models and tenants of it.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use pointsman_sim::SimConfig;
 use serde_json::json;
 use tokio::time::Instant;
 
-use super::{aggregated, ask, empty, join, seen, until_waiting};
+use super::{CHAT, aggregated, ask, chat, empty, join, seen, until_waiting};
 
 #[tokio::test]
 async fn f7_a_model_without_workers_takes_half_of_the_queue_and_delays_no_other() {
@@ -62,5 +62,42 @@ async fn f7_one_model_without_workers_leaves_places_to_another_one() {
     };
     let (one, two, _sims) = tokio::join!(tiny(), tiny(), joins);
     assert_eq!((one, two), (200, 200));
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn f7_a_tenant_with_many_waits_for_workers_leaves_places_to_another_one() {
+    const TENANT: &str = "x-tenant";
+    let tenants = |config: &mut Config| {
+        config.server.tenant_header = TENANT.to_owned();
+        config.auth.trusted_proxies = vec!["127.0.0.0/8".to_owned()];
+    };
+    let cluster = empty(tenants).await;
+    let asks = async |tenant| {
+        let reply = cluster.client.post(CHAT, &[(TENANT, tenant)], chat(json!({}))).await.unwrap();
+        (reply.status.as_u16(), reply.code(), super::retry_after(&reply).to_owned())
+    };
+    let served = (200, String::new(), String::new());
+    let refused = (503, "no_worker".to_owned(), "10".to_owned());
+    let flood = async { tokio::join!(asks("a"), asks("a"), asks("a"), asks("a")) };
+    let others = async {
+        until_waiting(&cluster, 4.0).await;
+        // F7.11: not for one of its own
+        assert_eq!(asks("a").await, refused);
+        let two = async { tokio::join!(asks("b"), asks("b")) };
+        let joins = async {
+            cluster.until_counted("pointsman_requests_total{", 3.0).await.unwrap();
+            until_waiting(&cluster, 4.0).await;
+            // F7.11: both have half
+            assert_eq!([asks("b").await, asks("a").await], [refused.clone(), refused.clone()]);
+            join(&cluster, 1, aggregated(), json!({})).await
+        };
+        tokio::join!(two, joins)
+    };
+    let ((one, two, three, four), (b, _sim)) = tokio::join!(flood, others);
+    let a = [one, two, three, four];
+    let of_a = |outcome| a.iter().filter(|seen| **seen == outcome).count();
+    // F7.11
+    assert_eq!((b.0, b.1, of_a(served.clone()), of_a(refused)), (served.clone(), served, 2, 2), "{a:?}");
     cluster.at_rest().await.unwrap();
 }
