@@ -8,6 +8,7 @@ use pointsman_tests::{
     client::Reply,
     raw_engine::{chunk, json, stream_head},
 };
+use pointsman_workers::WorkerSpec;
 use serde_json::{Value, json};
 
 const MS: Duration = Duration::from_millis(1);
@@ -279,4 +280,39 @@ async fn i3_a_response_in_the_background_is_announced_at_once() {
     // I3.17: its client needs the id.
     let first = tokio::time::timeout(Duration::from_secs(10), stream.next()).await.unwrap().unwrap();
     assert!(format!("{first:?}").contains("response.created"), "{first:?}");
+}
+
+/// Both legs of SGLang run together, and the prefill engine has sampled the first token.
+#[tokio::test]
+async fn i3_a_decode_engine_of_sglang_that_answers_without_a_choice_has_failed() {
+    let acts = Arc::new(Mutex::new(Vec::new()));
+    let told = acts.clone();
+    let prefill = RawEngine::serving(|_| vec![Act::Send(json(ANSWER))]).await.unwrap();
+    let decode = RawEngine::serving(move |_| told.lock().clone()).await.unwrap();
+    let cluster = TestClusterBuilder::new()
+        .config(|config| {
+            for (id, role, engine) in [(1, "prefill", &prefill), (2, "decode", &decode)] {
+                let flag = format!(
+                    "id={id},role={role},engine=sglang,url=http://{},bootstrap_port=8998",
+                    engine.address
+                );
+                config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+            }
+        })
+        .start()
+        .await
+        .unwrap();
+    let stream = [events(DONE), late(&[DONE]), events(&format!("{ROLE}{DONE}")), late(&[ROLE])];
+    let stream = stream.into_iter().map(|acts| (true, acts));
+    for (stream, what) in stream.chain([(false, vec![Act::Send(json("{}"))])]) {
+        *acts.lock() = what.clone();
+        let body = json!({"model": "tiny", "max_tokens": 9, "stream": stream,
+            "messages": [{"role": "user", "content": "hello"}]});
+        let reply = cluster.client.post(CHAT, &[], body.to_string()).await.unwrap();
+        let text = String::from_utf8_lossy(&reply.body).into_owned();
+        // I3.20, I3.21
+        assert!(text.contains(r#""error""#) && !text.contains("[DONE]"), "{what:?}: {reply:?}");
+        assert!(reply.status == 502 || stream, "{what:?}: {reply:?}");
+    }
+    cluster.at_rest().await.unwrap();
 }
