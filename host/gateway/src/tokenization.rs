@@ -105,8 +105,8 @@ impl Tokens {
 
     /// Returns the request's token ids; `None` when the client gave them, or the model has no source for
     /// them. A request waits for them at most the configured time, and continues without them after that.
-    /// Dropping the future ends the work. Tenants share the threads for long prompts. An adapter has the
-    /// source of the model that it adapts, unless it has its own.
+    /// Dropping the future ends the work. Tenants share the threads for long prompts and the calls to
+    /// engines. An adapter has the source of the model that it adapts, unless it has its own.
     pub(crate) async fn of(
         &self,
         request: &Arc<Request>,
@@ -147,7 +147,7 @@ impl Tokens {
         };
         let outcome = match &model.source {
             Source::Engine(engine) => {
-                let tokens = Box::pin(engine.of(request, upstream, model.timeout)).await;
+                let tokens = Box::pin(engine.of(request, tenant, (upstream, model.timeout))).await;
                 tokens.map(|tokens| (tokens.into(), None))
             }
             Source::Folder(tokenizer, hashes) => {

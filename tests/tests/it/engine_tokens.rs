@@ -1,4 +1,5 @@
-//! Engines as sources of token ids: those that fail, questions that they refuse, and lists of one prompt.
+//! Engines as sources of token ids: those that fail, questions that they refuse, lists of one prompt, and the
+//! shares of tenants.
 
 use std::{
     sync::{
@@ -8,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+use futures_util::future::join_all;
 use pointsman_gateway::config::{Config, Model, TokenSource};
 use pointsman_tests::{
     Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder, own_process,
@@ -28,8 +30,12 @@ const WORKS: usize = 0;
 const HAS_NONE: usize = 1;
 const HANGS: usize = 2;
 
+/// How long an engine takes for a prompt with `LATE`.
+const LATE: Duration = Duration::from_millis(50);
+const TENANT: &str = "x-tenant";
+
 /// An engine that makes a token of each byte. It refuses prompts with `REFUSED`, fails at those with `FAILS`,
-/// and never answers those with `SLOW`.
+/// is late with those with `LATE`, and never answers those with `SLOW`.
 async fn engine(mode: Arc<AtomicUsize>) -> RawEngine {
     let answer = move |request: &RawRequest| match request.line.as_str() {
         "GET /v1/models" => Some(ok(r#"{"object":"list","data":[{"id":"tiny","owned_by":"vllm"}]}"#)),
@@ -45,17 +51,32 @@ async fn engine(mode: Arc<AtomicUsize>) -> RawEngine {
         }
         _ => Some(ok("{}")),
     };
-    RawEngine::start(move |request| vec![answer(request).map_or(Act::Hang, Act::Send)]).await.unwrap()
+    RawEngine::start(move |request| {
+        let pause = if request.body.contains("LATE") { LATE } else { Duration::ZERO };
+        vec![Act::Pause(pause), answer(request).map_or(Act::Hang, Act::Send)]
+    })
+    .await
+    .unwrap()
 }
 
 /// Two engines in these modes, and a gateway that asks them for tokens.
 async fn cluster(modes: [usize; 2]) -> (TestCluster, [RawEngine; 2], [Arc<AtomicUsize>; 2]) {
+    cluster_with(modes, LIMIT).await
+}
+
+/// The same, where a prompt waits this long for its tokens.
+async fn cluster_with(
+    modes: [usize; 2],
+    tokenizer_timeout: Duration,
+) -> (TestCluster, [RawEngine; 2], [Arc<AtomicUsize>; 2]) {
     let modes = modes.map(|mode| Arc::new(AtomicUsize::new(mode)));
     let engines = [engine(modes[0].clone()).await, engine(modes[1].clone()).await];
     let builder = TestClusterBuilder::new().config(|config: &mut Config| {
         let tokenizer = Some(TokenSource::Engine);
-        let model = Model { tokenizer, tokenizer_timeout: LIMIT, ..Model::default() };
+        let model = Model { tokenizer, tokenizer_timeout, ..Model::default() };
         config.models.insert("tiny".to_owned(), model);
+        config.server.tenant_header = TENANT.to_owned();
+        config.auth.trusted_proxies = vec!["127.0.0.0/8".to_owned()];
         for (number, engine) in engines.iter().enumerate() {
             let flag = format!("id={},role=aggregated,engine=vllm,url=http://{}", number + 1, engine.address);
             config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
@@ -74,8 +95,12 @@ async fn cluster(modes: [usize; 2]) -> (TestCluster, [RawEngine; 2], [Arc<Atomic
 
 /// What a preview says of a prompt: its length, and whether that is an estimate.
 async fn measured(cluster: &TestCluster, prompt: &Value) -> (u64, bool) {
+    measured_for(cluster, prompt, &[]).await
+}
+
+async fn measured_for(cluster: &TestCluster, prompt: &Value, headers: &[(&str, &str)]) -> (u64, bool) {
     let body = json!({"model": "tiny", "prompt": prompt}).to_string();
-    let told = cluster.client.post("/v1/route", &[], body).await.unwrap().json().unwrap();
+    let told = cluster.client.post("/v1/route", headers, body).await.unwrap().json().unwrap();
     (told["prompt_tokens"].as_u64().unwrap(), told["prompt_tokens_estimated"].as_bool().unwrap())
 }
 
@@ -183,6 +208,35 @@ async fn h7_an_only_engine_that_does_not_tokenize_costs_no_time() {
         assert!(tries < 200, "they are not tested again");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
+}
+
+#[tokio::test]
+async fn h7_many_prompts_of_one_tenant_do_not_take_the_tokens_from_another() {
+    let (cluster, _engines, _) = cluster_with([WORKS, WORKS], 20 * LIMIT).await;
+    let asks = async |tenant, number: usize| {
+        let prompt = json!(format!("LATE {tenant} {number}"));
+        u32::from(!measured_for(&cluster, &prompt, &[(TENANT, tenant)]).await.1)
+    };
+    // More at a time than the engines are asked for.
+    let flood = join_all((0..40).map(async |first: usize| {
+        let mut with_tokens = 0;
+        for round in 0..5 {
+            with_tokens += asks("a", 40 * round + first).await;
+        }
+        with_tokens
+    }));
+    let other = async {
+        let mut with_tokens = 0;
+        for number in 0..4 {
+            tokio::time::sleep(LATE).await;
+            with_tokens += asks("b", number).await;
+        }
+        with_tokens
+    };
+    let (flood, other) = tokio::join!(flood, other);
+    // H7.16
+    assert_eq!((flood.iter().sum::<u32>(), other), (200, 4));
+    assert_eq!(counted(&cluster, "engine_busy").await, 0.0);
 }
 
 #[tokio::test]

@@ -1,7 +1,7 @@
 //! Token ids from an engine of the model, by vLLM's `POST /tokenize`: for models without a local tokenizer.
 //!
-//! A request waits at most the configured time, and the number of concurrent calls is limited. An engine that
-//! cannot tokenize is left out, and tested again with a question of the gateway's own.
+//! A request waits at most the configured time, and tenants share a limited number of concurrent calls. An
+//! engine that cannot tokenize is left out, and tested again with a question of the gateway's own.
 
 use std::{
     borrow::Cow,
@@ -21,10 +21,7 @@ use parking_lot::Mutex;
 use pointsman_workers::{Candidate, Engine, Leg, ModelName, Registry, WorkerId};
 use serde::Deserialize;
 use serde_json::json;
-use tokio::{
-    sync::Semaphore,
-    time::{Instant, timeout, timeout_at},
-};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::{
     openai::{
@@ -34,12 +31,12 @@ use crate::{
     upstream::{CallError, Destination, Upstream},
 };
 
+mod call_queue;
 mod left_out;
 
+use call_queue::CallQueue;
 use left_out::LeftOutEngines;
 
-/// Number of concurrent calls for one model.
-const MAX_CONCURRENT_CALLS: usize = 16;
 /// Prompt of the gateway's own question.
 const TEST_PROMPT: &str = "test";
 /// How prompts of Harmony, the format of gpt-oss, begin: `<|start|>system<|message|>`.
@@ -59,7 +56,7 @@ const CHAT_KEYS: [&str; 7] = [
 #[derive(Debug)]
 pub(super) struct EngineTokens {
     registry: Arc<Registry>,
-    turns: Semaphore,
+    calls: Arc<CallQueue>,
     next: AtomicUsize,
     left_out: LeftOutEngines,
     /// Whether the engine writes chats in Harmony. Then `/tokenize` does not write their effort (vLLM 0.33),
@@ -88,7 +85,7 @@ impl EngineTokens {
         let cache = Cache { budget: cache_bytes, bytes: 0, answers: HashMap::new(), order: VecDeque::new() };
         Self {
             registry,
-            turns: Semaphore::new(MAX_CONCURRENT_CALLS),
+            calls: CallQueue::new(),
             next: AtomicUsize::new(0),
             left_out: LeftOutEngines::default(),
             hides_effort: AtomicBool::new(false),
@@ -97,17 +94,18 @@ impl EngineTokens {
         }
     }
 
-    /// Returns the request's token ids, asked for through `upstream` for at most `limit`. If an engine has
-    /// none, one other is asked.
+    /// Returns the token ids of a request of `tenant`, asked for through `upstream` for at most `limit`. If an
+    /// engine has none, one other is asked.
     ///
     /// # Errors
     /// A stable label.
     pub(super) async fn of(
         self: &Arc<Self>,
         request: &Request,
-        upstream: &Upstream,
-        limit: Duration,
+        tenant: Option<u64>,
+        (upstream, limit): (&Upstream, Duration),
     ) -> Result<Vec<u32>, &'static str> {
+        let deadline = Instant::now() + limit;
         let question = question(request)?;
         let has_effort = has_effort(request);
         if has_effort && self.hides_effort.load(Ordering::Relaxed) {
@@ -117,8 +115,9 @@ impl EngineTokens {
         if let Some(known) = self.cache.lock().answers.get(&hash).cloned() {
             return Ok(known.to_vec());
         }
-        let Ok(_turn) = self.turns.try_acquire() else { return Err("engine_busy") };
-        let tokens = self.ask_two((&request.model, question.into()), upstream, limit).await?;
+        let permit = timeout_at(deadline, self.calls.enter(tenant, question.len())).await;
+        let _permit = permit.ok().flatten().ok_or("engine_busy")?;
+        let tokens = self.ask_two((&request.model, question.into()), (upstream, limit), deadline).await?;
         if tokens.starts_with(&HARMONY) {
             self.hides_effort.store(true, Ordering::Relaxed);
             if has_effort {
@@ -133,10 +132,9 @@ impl EngineTokens {
     async fn ask_two(
         self: &Arc<Self>,
         (model, question): (&ModelName, Bytes),
-        upstream: &Upstream,
-        limit: Duration,
+        (upstream, limit): (&Upstream, Duration),
+        deadline: Instant,
     ) -> Result<Vec<u32>, &'static str> {
-        let deadline = Instant::now() + limit;
         let mut failed: Option<(WorkerId, &'static str)> = None;
         loop {
             let candidate = match self.candidate(model, failed.map(|(id, _)| id), (upstream, limit)) {
