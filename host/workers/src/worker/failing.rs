@@ -74,7 +74,7 @@ impl Worker {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::worker::healthy;
+    use crate::worker::{Health, healthy};
 
     fn fails(worker: &Worker, why: &str) {
         worker.note_outcome(false);
@@ -126,7 +126,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn f6_an_idle_worker_is_called_failing_for_a_minute_after_its_pause() {
-        let worker = worker();
+        let worker = healthy();
         (0..5).for_each(|_| fails(&worker, "one"));
         tokio::time::advance(Duration::from_millis(60_499)).await;
         // F6.19
