@@ -21,6 +21,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    bindings::Bindings,
     config::ReplicasConfig,
     outbox::Outbox,
     peers::{Effect, PeerLimits, Peers, Refused, writer_of},
@@ -36,6 +37,7 @@ mod link;
 mod state;
 mod times;
 
+use bound::SentBindings;
 use denials::Denials;
 use link::Link;
 use times::Times;
@@ -62,6 +64,9 @@ pub struct Exchange {
     journal: Arc<Journal>,
     sessions: Arc<Sessions>,
     session_changes: Receiver<SessionChange>,
+    bindings: Bindings,
+    /// This gateway as the writer of bindings.
+    writer: u64,
     states: SharedStates,
     /// Keeps the states equal to the bucket while there is a connection.
     state_link: Option<JoinSet<()>>,
@@ -79,7 +84,8 @@ pub struct Exchange {
     journal_lost: u64,
     problem: Option<String>,
     denials: Denials,
-    name_conflict: Option<Instant>,
+    /// The name that two gateways use, and when that was noticed last.
+    name_conflict: Option<(String, Instant)>,
     refusals: LogLimit,
 }
 
@@ -103,7 +109,8 @@ impl Exchange {
     ) -> Self {
         let lease_ms = u64::try_from(config.lease.as_millis()).unwrap_or(u64::MAX);
         let name: Arc<str> = config.name.as_str().into();
-        sessions.set_writer(writer_of(&name));
+        let writer = writer_of(&name);
+        sessions.set_writer(writer);
         states.share(&name, incarnation);
         let now = Instant::now();
         Self {
@@ -114,6 +121,8 @@ impl Exchange {
             journal,
             sessions,
             session_changes,
+            bindings: Bindings::default(),
+            writer,
             states,
             state_link: None,
             registry,
@@ -137,14 +146,14 @@ impl Exchange {
         let (mut has_changes, mut next_batch) = (false, Instant::now());
         let mut tick = tokio::time::interval(LOOK.max(self.config.interval));
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        self.peers.set_workers(&self.registry.snapshot());
+        self.set_workers(Instant::now());
         self.show(Instant::now());
         loop {
             tokio::select! {
                 () = stop.cancelled() => break,
                 changed = changed(&mut changes) => {
                     if changed {
-                        self.peers.set_workers(&self.registry.snapshot());
+                        self.set_workers(Instant::now());
                     }
                 }
                 // The first change is sent at once, and those that follow within the interval are sent
@@ -172,8 +181,8 @@ impl Exchange {
             Ok(effects) => effects.into_iter().for_each(|effect| self.on_effect(effect, now)),
             Err(refused) => {
                 counters.refused.fetch_add(1, Relaxed);
-                if refused == Refused::OwnName {
-                    self.name_conflict = Some(now);
+                if matches!(refused, Refused::OwnName | Refused::NameOfTwo) {
+                    self.name_conflict = Some((from.to_owned(), now));
                 }
                 if let Some(suppressed) = self.refusals.due() {
                     let peer: String = from.chars().take(crate::names::MAX_NAME).collect();
@@ -187,11 +196,11 @@ impl Exchange {
         match effect {
             Effect::Asked => {
                 self.times.snapshot_due = true;
-                self.times.sessions_due = true;
+                self.times.bindings_due = SentBindings::Known;
                 return;
             }
             Effect::Session(change) => {
-                self.sessions.apply(change);
+                self.apply_change(change, now);
                 return;
             }
             Effect::Sent { worker, rank, prefix } => {
@@ -212,13 +221,13 @@ impl Exchange {
 
     /// Sends what changed; without a connection it is forgotten, since a new one begins with a snapshot.
     fn tell_changes(&mut self) {
-        let sessions = bound::take_changes(&self.session_changes, &self.registry);
+        let sessions = self.take_own_changes(Instant::now());
         if matches!(self.link, Link::Up(_)) {
             let messages = self.outbox.batch(sessions);
             self.enqueue(messages);
             self.send(Instant::now());
         } else {
-            self.outbox.skip(sessions);
+            self.outbox.skip();
         }
     }
 
@@ -264,8 +273,9 @@ impl Exchange {
         self.times.snapshot = now;
         self.times.snapshot_due = false;
         self.status.counters.snapshots.fetch_add(1, Relaxed);
-        let sessions = std::mem::take(&mut self.times.sessions_due);
-        let messages = self.outbox.snapshot(sessions);
+        let which = std::mem::take(&mut self.times.bindings_due);
+        let bindings = self.bindings_to_send(which, now);
+        let messages = self.outbox.snapshot(bindings);
         self.enqueue(messages);
         self.send(now);
     }
@@ -311,12 +321,16 @@ impl Exchange {
     fn show(&mut self, now: Instant) {
         self.times.view = now;
         let recent = |seen: Instant| now.saturating_duration_since(seen) < Duration::from_secs(30);
+        let conflict = self.name_conflict.as_ref().filter(|(_, seen)| recent(*seen));
+        let conflict = conflict.map(|(name, _)| {
+            format!("two gateways use the name `{name}`: give each its own `replicas.name`")
+        });
         self.status.set(StatusView {
             name: self.config.name.as_str().into(),
             fleet: self.config.fleet.as_str().into(),
             connected: matches!(self.link, Link::Up(_)),
-            name_conflict: self.name_conflict.is_some_and(recent),
-            problem: self.problem.clone().or_else(|| self.denials.problem()),
+            name_conflict: conflict.is_some(),
+            problem: self.problem.clone().or_else(|| self.denials.problem()).or(conflict),
             own_bookings: self.outbox.bookings(),
             peers: self.peers.status(now),
         });

@@ -11,15 +11,18 @@
 //! [`Outbox`] and [`Peers`] are state machines without I/O; [`Exchange`] connects them to NATS. The state of
 //! policies is kept in a bucket of JetStream ([`SharedStates`]).
 
+pub use bindings::{Bindings, NamedSession};
 pub use config::{Credentials, ReplicasConfig, TlsFiles};
 pub use exchange::Exchange;
 pub use names::{MAX_NAME, is_name};
-pub use outbox::{NamedSession, Outbox};
+pub use outbox::Outbox;
 pub use peers::{Effect, PeerLimits, Peers, Refused};
 pub use shared_states::{SharedStates, slot_name};
 pub use status::{Counters, PeerStatus, StateView, Status, StatusView};
 pub use wire::{Entry, Kind, Message, WireError};
 
+mod bindings;
+mod clock;
 mod config;
 mod exchange;
 mod names;

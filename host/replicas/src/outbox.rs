@@ -9,16 +9,15 @@ use std::{
 };
 
 use bytes::Bytes;
-use pointsman_orchestration::{BindingKey, SessionChange};
-use pointsman_workers::{BlockHash, DpRank, JournalEntry, LoadValues, WorkerKey};
-use tokio::time::Instant;
+use pointsman_workers::{BlockHash, JournalEntry, LoadValues, unix_us};
 
-use crate::wire::{Header, Kind, MAX_HASHES, MessageWriter, entry_bytes};
+use crate::{
+    bindings::NamedSession,
+    wire::{Header, Kind, MAX_HASHES, MessageWriter, entry_bytes},
+};
 
 /// Maximum number of changed bookings in one batch; the others follow in the next one.
 const MAX_CHANGES: usize = 65_536;
-/// Largest number of session bindings that a gateway gets when it joins, and of response bindings.
-const MAX_BINDINGS: usize = 50_000;
 /// Smallest limit of a message for which bookings are cut, bytes.
 pub(crate) const MIN_PAYLOAD: usize = 4 * 1024;
 /// Largest message, bytes, whatever the server takes.
@@ -31,24 +30,11 @@ const HEADER_BYTES: usize = 128;
 pub struct Outbox {
     changed: Receiver<Arc<JournalEntry>>,
     live: HashMap<u64, Live>,
-    sessions: HashMap<BindingKey, LiveSession>,
-    responses: HashMap<BindingKey, LiveSession>,
     header: Header,
     /// Number of the next snapshot.
     snapshot: u32,
     /// Maximum size of a message, bytes.
     limit: usize,
-}
-
-/// A change of a session with the names of its worker, unless it was closed.
-pub type NamedSession = (SessionChange, Option<(WorkerKey, DpRank)>);
-
-/// The newest change of a session or a response here.
-#[derive(Clone, Copy, Debug)]
-struct LiveSession {
-    change: SessionChange,
-    worker: Option<(WorkerKey, DpRank)>,
-    until: Instant,
 }
 
 /// A booking that has not ended.
@@ -68,15 +54,7 @@ impl Outbox {
         block_size: u32,
     ) -> Self {
         let header = Header { incarnation, sequence: 1, lease_ms, block_size };
-        Self {
-            changed,
-            live: HashMap::new(),
-            sessions: HashMap::new(),
-            responses: HashMap::new(),
-            header,
-            snapshot: 0,
-            limit: MAX_PAYLOAD,
-        }
+        Self { changed, live: HashMap::new(), header, snapshot: 0, limit: MAX_PAYLOAD }
     }
 
     /// Sets the most bytes that the server takes in a message; 4 KiB are used at least.
@@ -97,8 +75,8 @@ impl Outbox {
         let mut open: Option<MessageWriter> = None;
         let mut sessions = sessions.into_iter();
         for _ in 0..MAX_CHANGES {
-            let change = if let Some((change, worker)) = sessions.next() {
-                Some(self.bind(change, worker))
+            let change = if let Some(session) = sessions.next() {
+                Some(Change::Session(session))
             } else if let Ok(entry) = self.changed.try_recv() {
                 entry.allow_requeue();
                 self.change(entry)
@@ -119,28 +97,12 @@ impl Outbox {
     }
 
     /// Takes changes without telling anybody, while there is no connection.
-    pub fn skip(&mut self, sessions: Vec<NamedSession>) {
-        for (change, worker) in sessions {
-            let _ = self.bind(change, worker);
-        }
+    pub fn skip(&mut self) {
         for _ in 0..MAX_CHANGES {
             let Ok(entry) = self.changed.try_recv() else { break };
             entry.allow_requeue();
             let _ = self.change(entry);
         }
-    }
-
-    /// Notes a change of a session or a response. Returns the messages to send.
-    fn bind(&mut self, change: SessionChange, worker: Option<(WorkerKey, DpRank)>) -> Change {
-        let live = LiveSession { change, worker, until: Instant::now() + change.ttl };
-        let table = match change.key {
-            BindingKey::Session(..) => &mut self.sessions,
-            BindingKey::Response(_) => &mut self.responses,
-        };
-        if table.len() < MAX_BINDINGS || table.contains_key(&change.key) {
-            table.insert(change.key, live);
-        }
-        Change::Session(live)
     }
 
     /// Updates the table. Returns the messages to send.
@@ -157,14 +119,10 @@ impl Outbox {
         Some(Change::Add(entry, values))
     }
 
-    /// Returns the messages of a snapshot: every booking that has not ended. With `sessions`, also the newest
-    /// bindings of sessions and responses that hold.
-    pub fn snapshot(&mut self, sessions: bool) -> Vec<Bytes> {
+    /// Returns the messages of a snapshot: every booking that has not ended, and these bindings.
+    pub fn snapshot(&mut self, bindings: Vec<NamedSession>) -> Vec<Bytes> {
         // Ends that found the journal full are noticed here.
         self.live.retain(|_, live| !live.entry.ended());
-        let now = Instant::now();
-        self.sessions.retain(|_, live| live.until > now);
-        self.responses.retain(|_, live| live.until > now);
         let max_hashes = self.max_hashes();
         let mut changes: Vec<Change> = self
             .live
@@ -174,10 +132,7 @@ impl Outbox {
                 Change::Add(live.entry.clone(), live.sent)
             })
             .collect();
-        if sessions {
-            let bound = self.sessions.values().chain(self.responses.values());
-            changes.extend(bound.map(|live| Change::Session(live.left(now))));
-        }
+        changes.extend(bindings.into_iter().map(Change::Session));
         let mut parts: Vec<&[Change]> = Vec::new();
         let mut rest = changes.as_slice();
         loop {
@@ -200,14 +155,19 @@ impl Outbox {
             let kind = Kind::Snapshot { number, part, parts: count };
             let mut writer = MessageWriter::new(next(header), &kind);
             changes.iter().for_each(|change| change.write(&mut writer, change.hashes(max_hashes)));
+            if part == 0 {
+                writer.clock(unix_us());
+            }
             writer.finish()
         };
         (0..).zip(parts).map(message).collect()
     }
 
-    /// Returns a heartbeat: this gateway is alive.
+    /// Returns a heartbeat: this gateway is alive, and its clock says this.
     pub fn heartbeat(&mut self) -> Bytes {
-        self.empty(&Kind::Batch)
+        let mut writer = MessageWriter::new(next(&mut self.header), &Kind::Batch);
+        writer.clock(unix_us());
+        writer.finish()
     }
 
     /// Returns a message that asks a gateway for a snapshot; an empty name: all gateways.
@@ -236,15 +196,7 @@ enum Change {
     Add(Arc<JournalEntry>, LoadValues),
     Update(u64, LoadValues),
     Free(u64),
-    Session(LiveSession),
-}
-
-impl LiveSession {
-    /// Returns the change with the time that it still holds.
-    fn left(mut self, now: Instant) -> Self {
-        self.change.ttl = self.until.saturating_duration_since(now);
-        self
-    }
+    Session(NamedSession),
 }
 
 impl Change {
@@ -261,10 +213,8 @@ impl Change {
             Self::Add(entry, values) => writer.add(entry, hashes, *values),
             Self::Update(id, values) => writer.update(*id, *values),
             Self::Free(id) => writer.free(*id),
-            Self::Session(live) => match live.worker {
-                Some((worker, rank)) => writer.bind(&live.change, worker, rank),
-                None => writer.close(&live.change),
-            },
+            Self::Session((change, Some((worker, rank)))) => writer.bind(change, *worker, *rank),
+            Self::Session((change, None)) => writer.close(change),
         }
     }
 }

@@ -9,12 +9,12 @@ use std::{
     time::Duration,
 };
 
-use pointsman_orchestration::SessionChange;
-use pointsman_workers::{DpRank, Snapshot, WorkerId, name_hash};
+use pointsman_workers::{DpRank, Snapshot, WorkerId, WorkerKey, name_hash};
 use prefix_index::Prefix;
 use tokio::time::Instant;
 
 use crate::{
+    bindings::NamedSession,
     names::is_name,
     status::{Counters, PeerStatus},
     wire::{Kind, Message, WireError},
@@ -28,6 +28,8 @@ use placement::Placement;
 
 /// Pause before a gateway is asked for a snapshot again.
 const ASK_INTERVAL: Duration = Duration::from_secs(1);
+/// Number of gateways that send the bindings of all: those that run longest.
+const BINDING_SENDERS: usize = 2;
 /// Shortest and longest lease that another gateway can ask for.
 const LEASES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(300));
 
@@ -78,8 +80,8 @@ pub enum Effect {
         /// Blocks of the prompt.
         prefix: Prefix,
     },
-    /// A session was bound or closed.
-    Session(SessionChange),
+    /// A session was bound or closed. The change has no candidate: the worker may be unknown here.
+    Session(NamedSession),
 }
 
 /// Why a message is not used.
@@ -97,6 +99,9 @@ pub enum Refused {
     /// Its sender was replaced by a newer process with the same name.
     #[error("message of a process that a newer one with the same name replaced")]
     OldProcess,
+    /// Its sender and a newer process use one name.
+    #[error("two gateways use this name: give each its own `replicas.name`")]
+    NameOfTwo,
     /// The message was received before.
     #[error("message was received before")]
     Repeated,
@@ -182,7 +187,9 @@ impl Peers {
         if let Some((name, peer)) = self.peers.get_key_value(from) {
             let name = name.clone();
             if message.incarnation < peer.incarnation {
-                return Err(Refused::OldProcess);
+                // Late messages of a process that was restarted end soon.
+                let is_late = now.saturating_duration_since(peer.since) < peer.lease;
+                return Err(if is_late { Refused::OldProcess } else { Refused::NameOfTwo });
             }
             if message.incarnation > peer.incarnation {
                 self.forget(&name);
@@ -242,6 +249,22 @@ impl Peers {
         for peer in self.peers.values_mut() {
             peer.place(&self.workers);
         }
+    }
+
+    /// Returns the id here of a worker that another gateway names.
+    #[must_use]
+    pub fn worker_id(&self, worker: WorkerKey) -> Option<WorkerId> {
+        self.workers.find(worker).map(|worker| worker.id())
+    }
+
+    /// Returns whether this gateway sends the bindings of all gateways to one that asks. Gateways of the
+    /// version that sends its own ones only do not tell their clocks.
+    #[must_use]
+    pub fn sends_all_bindings(&self) -> bool {
+        let own = (self.own_incarnation, &*self.own_name);
+        let is_before = |name: &str, peer: &Peer| (peer.incarnation, name) < own;
+        let senders = self.peers.iter().filter(|(_, peer)| peer.clock_ahead_ms.is_some());
+        senders.filter(|(name, peer)| is_before(name, peer)).count() < BINDING_SENDERS
     }
 
     /// Describes the gateways, sorted by name.

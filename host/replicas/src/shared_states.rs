@@ -62,6 +62,12 @@ impl SharedStates {
         self.shared().next().is_some()
     }
 
+    /// Returns the number of slots that share their state.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.shared().count()
+    }
+
     /// Lets all states note changes in the name of a gateway.
     pub(crate) fn share(&self, gateway: &str, incarnation: u64) {
         self.0.values().for_each(|state| state.share(writer_of(gateway), incarnation));

@@ -69,9 +69,10 @@ pub struct StatusView {
     pub fleet: Arc<str>,
     /// Whether it is connected to NATS.
     pub connected: bool,
-    /// Whether another process uses the name of this gateway.
+    /// Whether two processes use one name: that of this gateway, or of another one.
     pub name_conflict: bool,
-    /// Why it is not connected, or which subjects or messages NATS does not take.
+    /// Why it is not connected, which subjects or messages NATS does not take, or which name two gateways
+    /// use.
     pub problem: Option<String>,
     /// Number of this gateway's bookings that the others get.
     pub own_bookings: usize,
@@ -98,6 +99,9 @@ pub struct PeerStatus {
     pub unknown_worker: usize,
     /// Messages of it that were never received.
     pub lost_messages: u64,
+    /// By how many milliseconds its clock is ahead of this one, when it told it last; negative: behind. `None`
+    /// if its version does not tell.
+    pub clock_ahead_ms: Option<i64>,
     /// Tokens in one of its blocks.
     pub block_size: u32,
     /// Whether that is the block size here. Otherwise its blocks are only counted.

@@ -49,6 +49,10 @@ const SHARES_BLOCKS: u8 = 1;
 const SPARSE: u8 = 2;
 const HAS_URL: u8 = 4;
 
+/// Marks the end of a booking that tells the time of the sender's clock instead. No booking has such an id:
+/// gateways that do not know this entry skip it.
+const CLOCK: u64 = 1 << 63;
+
 /// One message.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Message {
@@ -135,6 +139,11 @@ pub enum Entry {
         /// Sessions and responses that are no longer bound.
         key: BindingKey,
         /// When it was closed, in microseconds of the sender's clock.
+        at_us: u64,
+    },
+    /// Time of the sender's clock when it wrote the message.
+    Clock {
+        /// Microseconds since 1970.
         at_us: u64,
     },
 }
@@ -227,7 +236,10 @@ impl Entry {
                 })
             }
             UPDATE => Ok(Self::Update { id: reader.number()?, values: decode_values(reader)? }),
-            FREE => Ok(Self::Free { id: reader.number()? }),
+            FREE => match reader.number()? {
+                id if id & CLOCK != 0 => Ok(Self::Clock { at_us: id & !CLOCK }),
+                id => Ok(Self::Free { id }),
+            },
             BIND => {
                 let (name, at_us) = (reader.word()?, reader.word()?);
                 let key = decode_key(name, reader)?;

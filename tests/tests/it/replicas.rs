@@ -231,11 +231,7 @@ async fn q6_a_session_bound_at_one_gateway_is_bound_at_the_others() {
     let two = second(&one, replicas("two", &nats.url())).await;
     until_peers(&one, 1).await;
     until_peers(&two, 1).await;
-    let control = json!({ "session_control": { "session_id": "s", "action": "bind" } });
-    let messages = json!([{ "role": "user", "content": "hi" }]);
-    let body = json!({ "model": "tiny", "max_tokens": 2, "messages": messages, "nvext": control });
-    let sent = one.client.post("/v1/chat/completions", &[], body.to_string()).await.unwrap();
-    assert_eq!(sent.status, 200);
+    assert_eq!(bind(&one).await, 200);
     let bound = |status: &Value| status["live"]["session_bindings"] == 1;
     // Q6.1
     until(&two, "/status", "bound", bound).await;
@@ -243,6 +239,54 @@ async fn q6_a_session_bound_at_one_gateway_is_bound_at_the_others() {
     let three = second(&one, replicas("three", &nats.url())).await;
     // Q6.1
     until(&three, "/status", "bound", bound).await;
+}
+
+/// Binds a session at a gateway, or asks the gateway that it is bound at.
+async fn bind(cluster: &TestCluster) -> u16 {
+    let control = json!({ "session_control": { "session_id": "s", "action": "bind" } });
+    let messages = json!([{ "role": "user", "content": "hi" }]);
+    let body = json!({ "model": "tiny", "max_tokens": 2, "messages": messages, "nvext": control });
+    cluster.client.post("/v1/chat/completions", &[], body.to_string()).await.unwrap().status.as_u16()
+}
+
+#[tokio::test]
+async fn q6_a_gateway_that_restarts_gets_its_bindings_back_from_another_one() {
+    let Some(nats) = Nats::start("").await else { return };
+    let engines = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await.unwrap();
+    let one = second(&engines, replicas("one", &nats.url())).await;
+    let two = second(&engines, replicas("two", &nats.url())).await;
+    until_peers(&one, 1).await;
+    until_peers(&two, 1).await;
+    assert_eq!(bind(&one).await, 200);
+    let bound = |status: &Value| status["live"]["session_bindings"] == 1;
+    until(&two, "/status", "bound", bound).await;
+    one.gateway.drain().await;
+    let one = second(&engines, replicas("one", &nats.url())).await;
+    // Q6.6
+    until(&one, "/status", "bound after its restart", bound).await;
+    // One that joins when the gateway that bound the session is gone learns it, too.
+    one.gateway.drain().await;
+    let three = second(&engines, replicas("three", &nats.url())).await;
+    // Q6.6
+    until(&three, "/status", "bound at a new gateway", bound).await;
+}
+
+#[tokio::test]
+async fn q6_a_gateway_that_reads_its_workers_late_keeps_the_bindings_of_the_others() {
+    let Some(nats) = Nats::start("").await else { return };
+    let one = first(replicas("one", &nats.url())).await;
+    assert_eq!(bind(&one).await, 200);
+    let settings = replicas("two", &nats.url());
+    let builder = TestClusterBuilder::new().config(|config| config.replicas = settings);
+    let two = builder.start().await.unwrap();
+    let known = |replicas: &Value| replicas["peers"][0]["in_sync"] == true;
+    until(&two, "/replicas", "in sync", known).await;
+    assert_eq!(get(&two, "/status").await["live"]["session_bindings"], 0);
+    let worker = json!({ "url": one.sims[0].url(), "role": "aggregated", "engine": "vllm" });
+    let added = two.admin.post("/workers", &[], worker.to_string()).await.unwrap();
+    assert_eq!(added.status, 200);
+    // Q6.7
+    until(&two, "/status", "bound", |status| status["live"]["session_bindings"] == 1).await;
 }
 
 /// Publishes raw bytes as any client of the server can.

@@ -41,6 +41,17 @@ pub struct SessionChange {
     pub stamp: Stamp,
 }
 
+impl SessionChange {
+    /// Limits how far the clock of another gateway may be ahead, and how long its binding holds.
+    #[must_use]
+    pub fn bounded(mut self) -> Self {
+        let ahead = u64::try_from(MAX_AHEAD.as_micros()).unwrap_or(u64::MAX);
+        self.stamp.at_us = self.stamp.at_us.min(unix_us().saturating_add(ahead));
+        self.ttl = self.ttl.min(MAX_TTL);
+        self
+    }
+}
+
 /// Queue of changes for other gateways.
 #[derive(Debug)]
 pub(super) struct Sharing {
@@ -88,15 +99,13 @@ impl Sessions {
 
     /// Applies a change of another gateway, unless a newer one is known.
     pub fn apply(&self, change: SessionChange) {
-        let SessionChange { key, candidate, ttl, mut stamp } = change;
-        let ahead = u64::try_from(MAX_AHEAD.as_micros()).unwrap_or(u64::MAX);
-        stamp.at_us = stamp.at_us.min(unix_us().saturating_add(ahead));
+        let SessionChange { key, candidate, ttl, stamp } = change.bounded();
         let now = Instant::now();
         let mut bound = self.table(key).lock();
         if bound.get(&key).is_some_and(|known| known.until > now && known.stamp >= stamp) {
             return;
         }
-        bound.insert(key, Binding { candidate, until: now + ttl.min(MAX_TTL), stamp });
+        bound.insert(key, Binding { candidate, until: now + ttl, stamp });
         limit(&mut bound, now);
     }
 }

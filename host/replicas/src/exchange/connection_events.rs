@@ -8,6 +8,7 @@ use tokio::time::Instant;
 
 use super::{
     BACKOFF, Exchange,
+    bound::SentBindings,
     connect::{Connection, connect},
     denials::Denial,
     link::{Event, Link},
@@ -61,7 +62,7 @@ impl Exchange {
         self.waiting_bytes = 0;
         let now = Instant::now();
         self.times.connected = now;
-        self.times.sessions_due = true;
+        self.times.bindings_due = SentBindings::Own.max(self.times.bindings_due);
         let ask = self.outbox.ask("");
         self.enqueue(vec![ask]);
         self.send(now);

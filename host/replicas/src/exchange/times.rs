@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::BACKOFF;
+use super::{BACKOFF, bound::SentBindings};
 
 /// When each periodic task ran last.
 pub(super) struct Times {
@@ -15,9 +15,8 @@ pub(super) struct Times {
     pub(super) backoff: Duration,
     /// Whether a snapshot has to be sent soon.
     pub(super) snapshot_due: bool,
-    /// Whether the next snapshot also has the session bindings. It does when another gateway asked for them,
-    /// or when the connection is new.
-    pub(super) sessions_due: bool,
+    /// Bindings that the next snapshot also has.
+    pub(super) bindings_due: SentBindings,
 }
 
 impl Times {
@@ -29,7 +28,7 @@ impl Times {
             connected: now,
             backoff: BACKOFF.0,
             snapshot_due: false,
-            sessions_due: true,
+            bindings_due: SentBindings::Own,
         }
     }
 }

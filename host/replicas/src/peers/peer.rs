@@ -6,13 +6,14 @@ use std::{
     time::Duration,
 };
 
-use pointsman_orchestration::{CLOSED_FOR, SessionChange, Stamp};
+use pointsman_orchestration::{BindingKey, CLOSED_FOR, SessionChange, Stamp};
 use pointsman_workers::{DpRank, LoadValues, RemoteBooking, Worker, WorkerKey};
 use prefix_index::Prefix;
 use tokio::time::Instant;
 
 use super::{Effect, LEASES, PeerLimits, placement::Placement};
 use crate::{
+    clock,
     status::{Counters, PeerStatus},
     wire::{Entry, Kind, Message},
 };
@@ -26,12 +27,16 @@ const MAX_LOST: u64 = 1_000_000;
 #[derive(Debug)]
 pub(super) struct Peer {
     pub(super) incarnation: u64,
+    /// When this process was first heard, and last.
+    pub(super) since: Instant,
     pub(super) heard: Instant,
     pub(super) lease: Duration,
     /// When it was asked for a snapshot.
     pub(super) asked: Option<Instant>,
     /// Whether all of its bookings are known.
     pub(super) in_sync: bool,
+    /// By how much its clock is ahead; `None` if it has not told.
+    pub(super) clock_ahead_ms: Option<i64>,
     /// Number that the next message should have.
     next: Option<u64>,
     /// Messages that were lost.
@@ -79,14 +84,24 @@ pub(super) struct Table<'a> {
     pub(super) effects: &'a mut Vec<Effect>,
 }
 
+impl Table<'_> {
+    fn bind(&mut self, key: BindingKey, worker: Option<(WorkerKey, DpRank)>, ttl: Duration, at_us: u64) {
+        let stamp = Stamp { at_us, writer: self.writer };
+        let change = SessionChange { key, candidate: None, ttl, stamp };
+        self.effects.push(Effect::Session((change, worker)));
+    }
+}
+
 impl Peer {
     pub(super) fn new(incarnation: u64, now: Instant) -> Self {
         Self {
             incarnation,
+            since: now,
             heard: now,
             lease: LEASES.0,
             asked: None,
             in_sync: false,
+            clock_ahead_ms: None,
             next: None,
             lost: 0,
             block_size: 0,
@@ -174,19 +189,10 @@ impl Peer {
             }
             Entry::Free { id } => self.end(id, table.hashes),
             Entry::Bind { key, worker, rank, ttl_ms, at_us } => {
-                // A binding to a worker that this gateway does not have would bind to nothing.
-                if let Some(worker) = table.workers.find(worker) {
-                    let candidate = Some((worker.id(), rank));
-                    let (ttl, stamp) = (Duration::from_millis(ttl_ms), Stamp { at_us, writer: table.writer });
-                    let change = SessionChange { key, candidate, ttl, stamp };
-                    table.effects.push(Effect::Session(change));
-                }
+                table.bind(key, Some((worker, rank)), Duration::from_millis(ttl_ms), at_us);
             }
-            Entry::Close { key, at_us } => {
-                let (ttl, stamp) = (CLOSED_FOR, Stamp { at_us, writer: table.writer });
-                let change = SessionChange { key, candidate: None, ttl, stamp };
-                table.effects.push(Effect::Session(change));
-            }
+            Entry::Close { key, at_us } => table.bind(key, None, CLOSED_FOR, at_us),
+            Entry::Clock { at_us } => self.clock_ahead_ms = Some(clock::ahead_ms(at_us)),
         }
     }
 
@@ -293,6 +299,7 @@ impl Peer {
             bookings: self.bookings.len(),
             unknown_worker: aside,
             lost_messages: self.lost,
+            clock_ahead_ms: self.clock_ahead_ms,
             block_size: self.block_size,
             same_block_size: self.block_size == own_block_size,
         }

@@ -10,7 +10,9 @@ use proptest::prelude::*;
 use super::*;
 use crate::outbox::Outbox;
 
+mod bindings;
 mod hostile;
+mod two_versions;
 
 const LEASE: Duration = Duration::from_secs(3);
 const LIMITS: PeerLimits = PeerLimits { peers: 3, bookings: 50, hashes: 10_000 };
@@ -192,7 +194,7 @@ fn q5_a_reader_learns_what_a_worker_was_sent_once() {
     let prefix: Prefix = [1, 2].map(BlockHash).to_vec().into();
     // Q5.1
     assert_eq!(effects[1], Effect::Sent { worker: WorkerId(2), rank: DpRank(1), prefix });
-    assert_eq!(reader.receive(sender.outbox.snapshot(false)), []);
+    assert_eq!(reader.receive(sender.outbox.snapshot(Vec::new())), []);
 }
 
 #[test]
@@ -212,40 +214,9 @@ fn f5_a_worker_without_a_prefix_cache_keeps_nothing_of_what_other_gateways_sent(
 }
 
 #[test]
-fn q6_bindings_reach_gateways_that_have_the_worker() {
-    let (mut sender, mut reader) = (Sender::new(5, 100), Reader::new(&[]));
-    let renamed = WorkerSpec { id: WorkerId(77), ..spec(1) };
-    reader.registry.apply(vec![renamed], &[]);
-    reader.peers.set_workers(&reader.registry.snapshot());
-    let stamp = Stamp { at_us: 12, writer: 99 };
-    let ttl = Duration::from_secs(60);
-    let of_session = |session| BindingKey::Session(session, Leg::Decode);
-    let of = |key, candidate| SessionChange { key, candidate, ttl, stamp };
-    let change = |session, candidate| of(of_session(session), candidate);
-    let named = |worker| Some((WorkerKey::of(&spec(worker)), DpRank(1)));
-    let told = vec![
-        (change(1, Some((WorkerId(1), DpRank(1)))), named(1)),
-        (change(2, Some((WorkerId(2), DpRank(1)))), named(2)),
-        (change(3, None), None),
-        (of(BindingKey::Response(1), Some((WorkerId(1), DpRank(1)))), named(1)),
-    ];
-    let mut effects = reader.receive(sender.outbox.batch(told));
-    effects.remove(0);
-    let stamp = Stamp { at_us: 12, writer: writer_of("a") };
-    let bound = SessionChange { candidate: Some((WorkerId(77), DpRank(1))), stamp, ..change(1, None) };
-    let closed = SessionChange { stamp, ..change(3, None) };
-    let stored = SessionChange { key: BindingKey::Response(1), ..bound };
-    // Q6.1, Q6.5: the worker has another id here, and the other worker is unknown
-    assert_eq!(effects, [Effect::Session(bound), Effect::Session(closed), Effect::Session(stored)]);
-    let asked = reader.receive(sender.outbox.snapshot(true));
-    assert_eq!(asked.len(), 3, "{asked:?}");
-    assert_eq!(reader.receive(sender.outbox.snapshot(false)), []);
-}
-
-#[test]
 fn q2_a_lost_message_is_repaired_by_the_next_snapshot() {
     let (mut sender, mut reader) = (Sender::new(5, 100), Reader::new(&[1, 2]));
-    reader.receive(sender.outbox.snapshot(false));
+    reader.receive(sender.outbox.snapshot(Vec::new()));
     assert_eq!(reader.peers.to_ask(reader.now), []);
     let (kept, ended) = (sender.book(0, &[1], true), sender.book(0, &[2], true));
     reader.receive(sender.outbox.batch(Vec::new()));
@@ -258,7 +229,7 @@ fn q2_a_lost_message_is_repaired_by_the_next_snapshot() {
     // Q2.1
     assert_eq!(reader.peers.to_ask(reader.now), ["a".into()]);
     assert_eq!(reader.peers.to_ask(reader.now), []);
-    reader.receive(sender.outbox.snapshot(false));
+    reader.receive(sender.outbox.snapshot(Vec::new()));
     // Q2.1
     assert_eq!((reader.loads(), reader.peers.to_ask(reader.now + LEASE)), (sender.loads(), vec![]));
     assert_eq!(reader.counters.lost.load(Relaxed), 1);
@@ -323,7 +294,7 @@ fn q4_a_full_journal_delays_no_booking_and_loses_no_end() {
     assert_eq!(reader.loads().iter().map(|load| load.0).collect::<Vec<_>>(), [1, 1, 0, 1]);
     bookings.clear();
     reader.receive(sender.outbox.batch(Vec::new()));
-    reader.receive(sender.outbox.snapshot(false));
+    reader.receive(sender.outbox.snapshot(Vec::new()));
     // Q4.4
     assert_eq!((reader.loads(), sender.outbox.bookings()), (vec![(0, 0, 0); 4], 0));
 }
@@ -353,7 +324,7 @@ proptest! {
             }
         }
         reader.receive(sender.outbox.batch(Vec::new()));
-        reader.receive(sender.outbox.snapshot(false));
+        reader.receive(sender.outbox.snapshot(Vec::new()));
         // Q1.2
         prop_assert_eq!(reader.loads(), sender.loads());
         held.clear();

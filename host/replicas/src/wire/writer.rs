@@ -5,8 +5,8 @@ use pointsman_orchestration::{BindingKey, SessionChange};
 use pointsman_workers::{BlockHash, DpRank, JournalEntry, Leg, LoadValues, WorkerKey};
 
 use super::{
-    ADD, ASK, BATCH, BIND, BYE, CLOSE, FREE, HAS_URL, Kind, MAX_ENTRIES, RESPONSE, SHARES_BLOCKS, SNAPSHOT,
-    SPARSE, UPDATE, VERSION, bounded,
+    ADD, ASK, BATCH, BIND, BYE, CLOCK, CLOSE, FREE, HAS_URL, Kind, MAX_ENTRIES, RESPONSE, SHARES_BLOCKS,
+    SNAPSHOT, SPARSE, UPDATE, VERSION, bounded,
 };
 use crate::names::MAX_NAME;
 
@@ -84,6 +84,11 @@ impl MessageWriter {
 
     pub(crate) fn free(&mut self, id: u64) {
         self.entry(FREE, id);
+    }
+
+    /// Writes the time of this gateway's clock.
+    pub(crate) fn clock(&mut self, at_us: u64) {
+        self.entry(FREE, CLOCK | at_us);
     }
 
     /// Writes a binding to a worker.
