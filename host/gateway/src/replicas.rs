@@ -22,6 +22,9 @@ const JOURNAL_LENGTH: usize = 65_536;
 /// Maximum number of session changes that wait for the next batch.
 const SESSION_QUEUE: usize = 16_384;
 
+/// Difference of two gateways' clocks above which the reasons of `GET /status` name it, in milliseconds.
+const MAX_CLOCK_DIFFERENCE_MS: u64 = 5_000;
+
 /// Changed bookings and sessions.
 type Queues = (Receiver<Arc<JournalEntry>>, Receiver<SessionChange>);
 
@@ -129,12 +132,53 @@ impl Replicas {
         Some(readiness)
     }
 
+    /// Says why the load, the bindings or the state of the fleet is not known, for operators.
+    pub(crate) fn problems(&self) -> Vec<String> {
+        let Some(parts) = &self.0 else { return Vec::new() };
+        let (view, mut problems) = (parts.status.view(), Vec::new());
+        match &view.problem {
+            Some(problem) if view.connected => {
+                problems.push(format!("exchange with other gateways: {problem}"))
+            }
+            Some(problem) => problems.push(format!(
+                "not connected to NATS, so that the load of other gateways is not known: {problem}"
+            )),
+            None => {}
+        }
+        let state = parts.status.state();
+        if parts.shares_state() && !state.shared {
+            let why = state.problem.as_ref().map(|problem| format!(": {problem}")).unwrap_or_default();
+            problems.push(format!("the state of policies is not shared with other gateways{why}"));
+        }
+        problems.extend(view.peers.iter().filter_map(|peer| {
+            let (name, ahead) = (&peer.name, peer.clock_ahead_ms?);
+            let direction = if ahead < 0 { "behind" } else { "ahead of" };
+            (ahead.unsigned_abs() > MAX_CLOCK_DIFFERENCE_MS).then(|| {
+                let seconds = ahead.unsigned_abs() / 1_000;
+                format!(
+                    "the clock of gateway {name} is {seconds} s {direction} the clock here, so that limits of shared state \
+                     count apart: synchronize the clocks of both machines"
+                )
+            })
+        }));
+        problems
+    }
+
     /// Returns the figures of `GET /metrics`.
     pub(crate) fn figures(&self) -> ReplicaFigures {
         let Some(parts) = &self.0 else { return ReplicaFigures::default() };
         let (view, counters) = (parts.status.view(), &parts.status.counters);
         ReplicaFigures {
             connected: view.connected,
+            name_conflict: view.name_conflict,
+            clock_difference_ms: view
+                .peers
+                .iter()
+                .filter_map(|peer| peer.clock_ahead_ms)
+                .map(i64::unsigned_abs)
+                .max()
+                .unwrap_or_default(),
+            state_slots: parts.states.get().map_or(0, SharedStates::count),
             peers: view.peers.len() as u64,
             bookings: view.peers.iter().map(|peer| peer.bookings as u64).sum(),
             unknown_worker: view.peers.iter().map(|peer| peer.unknown_worker as u64).sum(),

@@ -150,6 +150,8 @@ async fn q3_a_killed_server_leaves_each_gateway_serving_alone_and_its_return_hea
     assert_eq!((ready.status.as_u16(), &ready.json().unwrap()["replicas"]["alone"]), (200, &json!(true)));
     assert_eq!((chat(&one).await, chat(&two).await), (200, 200));
     assert!(get(&one, "/replicas").await["problem"].is_string());
+    // Q8.3
+    assert!(has_reason(&get(&one, "/status").await, "not connected to NATS, so that"));
     assert!(one.metric("pointsman_replicas_disconnects_total ").await.unwrap()[0] >= 1.0);
     let second_booking = book(&one);
     nats.restart().await;
@@ -331,4 +333,49 @@ async fn q4_two_gateways_with_one_name_are_named() {
     let _two = second(&one, replicas("same", &nats.url())).await;
     // Q4.6
     until(&one, "/readyz", "conflict", |ready| ready["replicas"]["name_conflict"] == true).await;
+    let three = second(&one, replicas("three", &nats.url())).await;
+    let reason =
+        "exchange with other gateways: two gateways use the name `same`: give each its own `replicas.name`";
+    let named = |status: &Value| has_reason(status, reason);
+    // Q8.3, Q4.6: a gateway that hears both names it, too
+    until(&one, "/status", "the reason", named).await;
+    until(&three, "/status", "the reason at another gateway", named).await;
+    assert_eq!(three.metric("pointsman_replicas_name_conflict ").await.unwrap(), [1.0]);
+}
+
+fn has_reason(status: &Value, start: &str) -> bool {
+    status["reasons"].as_array().unwrap().iter().any(|reason| reason.as_str().unwrap().starts_with(start))
+}
+
+/// A heartbeat of another gateway whose clock is ahead.
+fn heartbeat(sequence: u64, ahead: Duration) -> Vec<u8> {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap() + ahead;
+    let mut bytes = [&[1, 0][..], &7_u64.to_le_bytes(), &sequence.to_le_bytes()].concat();
+    // A lease of 60 s, blocks of 16 tokens, and the entry with the time.
+    bytes.extend([0xe0, 0xd4, 0x03, 16, 3]);
+    let mut number = (1 << 63) | u64::try_from(now.as_micros()).unwrap();
+    while number >= 0x80 {
+        bytes.push(number as u8 | 0x80);
+        number >>= 7;
+    }
+    bytes.push(number as u8);
+    bytes
+}
+
+#[tokio::test]
+async fn q8_a_gateway_whose_clock_is_wrong_is_named() {
+    let Some(nats) = Nats::start("").await else { return };
+    let one = first(replicas("one", &nats.url())).await;
+    until(&one, "/replicas", "connected", |replicas| replicas["connected"] == true).await;
+    publish(&nats, "pointsman.default.v1.two", &[heartbeat(1, Duration::from_secs(4))]).await;
+    until(&one, "/replicas", "4 s", |replicas| replicas["peers"][0]["clock_ahead_ms"].as_i64() > Some(2_000))
+        .await;
+    let start = "the clock of gateway two is ";
+    // Q8.1
+    assert!(!has_reason(&get(&one, "/status").await, start));
+    publish(&nats, "pointsman.default.v1.two", &[heartbeat(2, Duration::from_secs(300))]).await;
+    // Q8.1
+    until(&one, "/status", "the reason", |status| has_reason(status, start)).await;
+    let difference = one.metric("pointsman_replicas_clock_difference_seconds ").await.unwrap();
+    assert!((295.0..=300.0).contains(&difference[0]), "{difference:?}");
 }

@@ -25,7 +25,7 @@ pub(super) struct Distribution {
 }
 
 impl Families<'_> {
-    pub(super) fn gauge(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
+    pub(super) fn gauge<V: EncodeGaugeValue>(&mut self, name: &str, help: &str, value: V) -> fmt::Result {
         ConstGauge::new(value).encode(self.0.encode_descriptor(
             name,
             &sentence(help),

@@ -8,6 +8,11 @@ use super::families::Families;
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ReplicaFigures {
     pub(crate) connected: bool,
+    pub(crate) name_conflict: bool,
+    /// Largest difference between the clock here and that of another gateway.
+    pub(crate) clock_difference_ms: u64,
+    /// Number of slots that share the state of their policies.
+    pub(crate) state_slots: usize,
     pub(crate) peers: u64,
     pub(crate) bookings: u64,
     pub(crate) unknown_worker: u64,
@@ -35,6 +40,11 @@ pub(crate) struct ReplicaFigures {
 pub(super) fn encode(out: &mut Families<'_>, figures: &ReplicaFigures) -> fmt::Result {
     let help = "1 if the gateway is connected to NATS, else 0";
     out.gauge("pointsman_replicas_connected", help, u64::from(figures.connected))?;
+    let help = "1 if two gateways use one name, this one's or that of another, else 0";
+    out.gauge("pointsman_replicas_name_conflict", help, u64::from(figures.name_conflict))?;
+    let help = "Largest difference between the clock here and that of another gateway in seconds";
+    let difference = figures.clock_difference_ms as f64 / 1_000.0;
+    out.gauge("pointsman_replicas_clock_difference_seconds", help, difference)?;
     let help = "Number of other gateways whose load counts here";
     out.gauge("pointsman_replicas_peers", help, figures.peers)?;
     let help = "Number of requests that other gateways have booked";
@@ -69,6 +79,8 @@ pub(super) fn encode(out: &mut Families<'_>, figures: &ReplicaFigures) -> fmt::R
     out.counter("pointsman_replicas_disconnects", help, figures.disconnects)?;
     let help = "1 if the shared state of policies and that of the fleet are kept equal, else 0";
     out.gauge("pointsman_replicas_state_shared", help, u64::from(figures.state_shared))?;
+    let help = "Number of slots that share the state of their policies with the fleet";
+    out.gauge("pointsman_replicas_state_slots", help, figures.state_slots as u64)?;
     let help = "Number of changes of shared state by direction: sent or received, own ones, too";
     out.counters("pointsman_replicas_state_changes", help, both(figures.state_changes))?;
     let dropped = [("refused", figures.state_refused), ("unsent", figures.state_unsent)];
