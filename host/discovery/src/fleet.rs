@@ -187,8 +187,22 @@ impl Fleet {
         self.inner.lock().sources.iter().map(|source| source.never_ready).sum()
     }
 
+    /// Says which sources cannot be read, and why, for operators.
+    #[must_use]
+    pub fn problems(&self) -> Vec<String> {
+        let inner = self.inner.lock();
+        inner.sources.iter().filter_map(SourceEntry::why_away).collect()
+    }
+
+    /// Returns whether each source could be read, at the last attempt.
+    #[must_use]
+    pub fn reads_all(&self) -> bool {
+        let inner = self.inner.lock();
+        inner.sources.iter().all(|source| source.problem.is_none() && source.last_good.is_some())
+    }
+
     /// Lets workers leave when their requests have ended or their time is over, and asks sources for second
-    /// confirmations, until `stop`.
+    /// confirmations, and logs their changes, until `stop`.
     pub async fn run(self: Arc<Self>, stop: CancellationToken) {
         loop {
             let next = self.tick(Instant::now());

@@ -124,6 +124,7 @@ mod secrets;
 mod serving;
 mod slots;
 mod slow_readers;
+mod source_changes;
 mod stored_responses;
 mod stream_ends;
 mod stuck;

@@ -247,6 +247,17 @@ impl SourceEntry {
         self.problem = Some(problem);
     }
 
+    /// Says why the source cannot be read.
+    pub(super) fn why_away(&self) -> Option<String> {
+        let (name, problem) = (&self.name, self.problem.as_ref()?);
+        let workers = match self.workers.len() {
+            0 => "it has listed no worker".to_owned(),
+            1 => "its worker stays".to_owned(),
+            workers => format!("its {workers} workers stay"),
+        };
+        Some(format!("the source {name} cannot be read: {problem}; {workers}"))
+    }
+
     /// Stores which workers another source owns, and logs the new ones.
     pub(super) fn set_conflicts(&mut self, conflicts: Vec<Refusal>) {
         self.log_new(&conflicts, &self.conflicts);

@@ -169,6 +169,7 @@ fn reasons_of_gateway(state: &State, snapshot: &Snapshot) -> Vec<String> {
         };
         reasons.push(format!("no worker is registered{waiting}"));
     }
+    reasons.extend(state.fleet.problems());
     reasons.extend(state.replicas.problems());
     reasons.extend(snapshot.models().into_iter().filter_map(|model| why_no_pair(snapshot, model)));
     let served = models_with_workers(snapshot, &state.settings);

@@ -225,6 +225,7 @@ fn why_unsplittable(request: &Request, snapshot: &Snapshot, prefill: &Candidate)
 /// The error while the gateway knows no worker at all, so that no model can be called unknown.
 pub(crate) fn no_worker_registered(state: &State) -> ApiError {
     let why = match state.fleet.never_ready() {
+        0 if !state.fleet.reads_all() => ": the gateway cannot read its sources of workers".to_owned(),
         0 => "; the operator adds one with `[[workers]]`, a source of `[discovery]` or `PUT /workers/ID`"
             .to_owned(),
         1 => ": discovery lists one that is not ready, and that joins when it is".to_owned(),
