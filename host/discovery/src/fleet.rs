@@ -21,6 +21,7 @@ use crate::{
     merge::{Claim, Rank, merge},
 };
 
+mod change_log;
 mod members;
 mod reporter;
 mod source_entry;
@@ -224,8 +225,9 @@ impl Fleet {
         }
         let guard = &self.rules.guard;
         let asked = inner.sources.iter_mut().filter_map(|source| source.ask_when_due(guard, now)).min();
+        let logged = inner.sources.iter_mut().filter_map(|source| source.log_changes(now)).min();
         let look = (inner.members.leaving() > 0).then(|| now + LEAVING_INTERVAL);
-        asked.into_iter().chain(look).min()
+        asked.into_iter().chain(logged).chain(look).min()
     }
 
     /// Takes what a source reports.

@@ -2,9 +2,66 @@
 
 use std::time::Duration;
 
-use pointsman_gateway::config::DiscoveryEtcd;
-use pointsman_tests::{TestCluster, TestClusterBuilder};
-use serde_json::json;
+use pointsman_gateway::config::{DiscoveryEtcd, DiscoveryFile, DiscoveryFileFormat};
+use pointsman_tests::{TestCluster, TestClusterBuilder, own_process};
+use serde_json::{Value, json};
+
+use crate::log_lines::{Log, log};
+
+/// Waits for a line of the log, after the first `skipped` that fit.
+async fn line(log: &Log, skipped: usize, word: &str) -> String {
+    for _ in 0..1_000 {
+        let text = String::from_utf8_lossy(&log.0.lock()).into_owned();
+        if let Some(line) = text.lines().filter(|line| line.contains(word)).nth(skipped) {
+            return line.to_owned();
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("no line with {word}: {}", String::from_utf8_lossy(&log.0.lock()));
+}
+
+#[tokio::test]
+async fn p13_each_change_of_a_source_has_one_bounded_line() {
+    if !own_process(concat!(module_path!(), "::p13_each_change_of_a_source_has_one_bounded_line")) {
+        return;
+    }
+    let (log, dir) = (log(), tempfile::tempdir().unwrap());
+    let path = dir.path().join("workers.json");
+    let write = |ports: &[u16]| {
+        let worker = |port: &u16| {
+            let url = format!("http://127.0.0.1:{port}");
+            json!({ "url": url, "role": "aggregated", "engine": "vllm", "models": ["m"] })
+        };
+        let workers: Vec<Value> = ports.iter().map(worker).collect();
+        std::fs::write(&path, json!({ "workers": workers }).to_string()).unwrap();
+    };
+    let ports: Vec<u16> = (1..=20).collect();
+    write(&ports);
+    let file = DiscoveryFile {
+        name: "a".to_owned(),
+        path: path.clone(),
+        format: DiscoveryFileFormat::Workers,
+        interval: Duration::from_millis(20),
+        ..DiscoveryFile::default()
+    };
+    let builder = TestClusterBuilder::new().config(|config| config.discovery.files = vec![file]);
+    let _cluster = builder.start().await.unwrap();
+    let word = "workers of a discovery source changed";
+    let first = line(&log, 0, word).await;
+    // P13.1
+    assert!(first.contains("source=\"file:a\" joined=20 left=0 workers=20"), "{first}");
+    assert_eq!(first.matches("http://127.0.0.1:").count(), 8, "{first}");
+    write(&ports[1..]);
+    let second = line(&log, 1, word).await;
+    // P13.1
+    assert!(second.contains("joined=0 left=1 workers=19"), "{second}");
+    assert!(second.contains("urls_left=\"http://127.0.0.1:1\""), "{second}");
+    // A file without a change has no further line.
+    tokio::time::sleep(Duration::from_millis(1_300)).await;
+    let text = String::from_utf8_lossy(&log.0.lock()).into_owned();
+    // P13.1
+    assert_eq!(text.matches(word).count(), 2, "{text}");
+}
 
 async fn reasons(cluster: &TestCluster) -> Vec<String> {
     let status = cluster.admin.get("/status").await.unwrap().json().unwrap();

@@ -9,7 +9,7 @@ use std::{
 use pointsman_workers::{LogLimit, ModelName, Role, WorkerId};
 use tokio::{sync::Notify, time::Instant};
 
-use super::FleetRules;
+use super::{FleetRules, change_log::ChangeLog};
 use crate::{
     found::{Found, MAX_REFUSALS, Refusal, SourceSnapshot, within_bounds},
     guard::{Guard, GuardRules, Verdict},
@@ -31,6 +31,7 @@ pub(super) struct SourceEntry {
     /// Number of listed workers that were never ready.
     pub(super) never_ready: usize,
     pub(super) guard: Guard,
+    changes: ChangeLog,
     hold_lines: LogLimit,
     /// Whether the log says that removals wait.
     hold_is_logged: bool,
@@ -62,6 +63,7 @@ impl SourceEntry {
             held: 0,
             never_ready: 0,
             guard: Guard::default(),
+            changes: ChangeLog::default(),
             hold_lines: LogLimit::new(LOG_INTERVAL),
             hold_is_logged: false,
             release_lines: LogLimit::new(LOG_INTERVAL),
@@ -154,6 +156,7 @@ impl SourceEntry {
             }
         }
         self.set_aside_unready(&mut listed, rules.guard.share);
+        self.changes.note(&self.workers, &listed);
         self.workers = listed;
     }
 
@@ -270,6 +273,11 @@ impl SourceEntry {
             let Refusal { entry, problem } = refusal;
             tracing::warn!(source = &*self.name, entry, problem, "discovered worker is refused");
         }
+    }
+
+    /// Logs the workers that joined and left since the last line. Returns when that is due otherwise.
+    pub(super) fn log_changes(&mut self, now: Instant) -> Option<Instant> {
+        self.changes.write(&self.name, &self.workers, now)
     }
 
     /// Asks the source to read everything again when that is due. Returns when it is due next.
