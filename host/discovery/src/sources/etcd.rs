@@ -15,7 +15,7 @@ use std::{path::PathBuf, pin::pin, time::Duration};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 use pointsman_workers::WorkerSpec;
-use reqwest::{Client, RequestBuilder, Response};
+use reqwest::{Client, RequestBuilder};
 use serde::{Deserialize, de::IgnoredAny};
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -31,12 +31,18 @@ use crate::{
     source::Source,
 };
 
+mod refusal;
+
+use refusal::refusal;
+
 /// Maximum size of the answer with a whole prefix, bytes.
 const MAX_WHOLE: usize = 64 * 1024 * 1024;
 /// Maximum size of one message of a watch, bytes.
 const MAX_MESSAGE: usize = 16 * 1024 * 1024;
 /// How often the member of a watch is asked whether it still serves.
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
+/// Keys that end within this time of each other end together.
+const SEVERAL_WITHIN: Duration = Duration::from_secs(10);
 /// Header for a watch that ends when its member has lost the leader.
 const HAS_LEADER: (&str, &str) = ("grpc-metadata-hasleader", "true");
 /// What etcd says about a token whose time is over, and about a JWT from before a change of users or roles.
@@ -74,6 +80,8 @@ pub struct EtcdSource {
     seen: Option<(String, u64)>,
     /// Whether the cluster may have lost its data, which was not reported yet.
     lost: bool,
+    /// When a key ended last.
+    ended: Option<Instant>,
 }
 
 /// The answer to a range request. Numbers are texts.
@@ -97,6 +105,9 @@ struct KeyValue {
     key: String,
     #[serde(default)]
     value: String,
+    /// Revision at which the key was written last.
+    #[serde(default)]
+    mod_revision: String,
 }
 
 /// One message of a watch.
@@ -140,7 +151,7 @@ impl EtcdSource {
     pub fn new(config: EtcdSourceConfig) -> Self {
         let password = config.user.clone().map(|(_, file)| FileReader::new(file, MAX_TOKEN));
         let (clients, table) = (Clients::default(), Table::default());
-        Self { config, password, clients, table, watch_failed: false, seen: None, lost: false }
+        Self { config, password, clients, table, watch_failed: false, seen: None, lost: false, ended: None }
     }
 
     /// Reads everything from one member and follows its changes until they end.
@@ -167,7 +178,7 @@ impl EtcdSource {
         self.note_loss(whole.header.cluster_id, revision, whole.kvs.is_empty());
         self.table.replace(whole.kvs.iter().filter_map(entry).collect());
         if !self.watch_failed {
-            self.present_whole(reporter);
+            self.present(reporter, Read::Whole);
         }
         let start = revision + 1;
         let create = json!({ "key": key, "range_end": range_end, "start_revision": start.to_string() });
@@ -180,7 +191,7 @@ impl EtcdSource {
             return Err(refusal(response, self.config.timeout).await);
         }
         if failed_before {
-            self.present_whole(reporter);
+            self.present(reporter, Read::Whole);
         }
         let begun = Instant::now();
         let ended = self.watch(&member, Lines::new(response, MAX_MESSAGE), reporter, pauses).await;
@@ -197,9 +208,9 @@ impl EtcdSource {
         self.seen = Some((cluster, revision));
     }
 
-    fn present_whole(&mut self, reporter: &Reporter) {
-        let read = if std::mem::take(&mut self.lost) { Read::Replaced } else { Read::Whole };
-        reporter.present(self.table.snapshot(read));
+    fn present(&mut self, reporter: &Reporter, read: Read) {
+        let read = if std::mem::take(&mut self.lost) { Read::Replaced } else { read };
+        reporter.present(self.table.snapshot_newest(read));
     }
 
     /// Applies changes until the stream ends or everything has to be read again.
@@ -233,7 +244,7 @@ impl EtcdSource {
                 watched.events.iter().for_each(|event| self.apply(event));
             }
             if changed {
-                reporter.present(self.table.snapshot(Read::Changes));
+                self.present(reporter, Read::Changes);
                 *pauses = Pauses::default();
             }
             tokio::select! {
@@ -253,7 +264,12 @@ impl EtcdSource {
         let Some((key, described)) = entry(&event.kv) else { return };
         if event.kind == "DELETE" {
             self.table.remove(&key);
+            // Leases that end together, down to the last key, may be those of engines that are well.
+            let ended = self.ended.replace(Instant::now());
+            let several = ended.is_some_and(|ended| ended.elapsed() < SEVERAL_WITHIN);
+            self.lost = self.table.is_empty() && (several || self.lost);
         } else {
+            self.lost = false;
             self.table.set(&key, described);
         }
     }
@@ -333,25 +349,6 @@ impl Source for EtcdSource {
     }
 }
 
-/// Describes an answer that is not a success, and what to do about refusals whose status says nothing.
-async fn refusal(response: Response, limit: Duration) -> Failure {
-    let Failure { problem: text, retry_after } = http::refusal(response, limit).await;
-    let advice = if text.contains("CommonName") {
-        "; the JSON gateway of etcd refuses client certificates with a common name: use one without it"
-    } else if text.contains("user name is empty") {
-        "; this etcd has users: set `username` and `password_file`"
-    } else if text.contains("authentication is not enabled") {
-        "; this etcd has no users: enable them, or remove `username` and `password_file`"
-    } else if text.contains("permission denied") {
-        "; give the role of this user the right to read the keys of `prefix`"
-    } else if text.contains("authentication failed") {
-        "; check `username` and `password_file`"
-    } else {
-        ""
-    };
-    Failure { problem: format!("{}{advice}", text.trim_end()), retry_after }
-}
-
 /// Returns the first key of a prefix and the first one after it, as the gateway wants them.
 fn range(prefix: &str) -> (String, String) {
     let mut end = prefix.as_bytes().to_vec();
@@ -374,7 +371,8 @@ fn entry(pair: &KeyValue) -> Option<(String, Result<Vec<Found>, Invalid>)> {
             return Err(format!("the value has {} bytes: at most {MAX_VALUE} are read", value.len()));
         }
         let spec: WorkerSpec = serde_json::from_slice(&value).map_err(|error| error.to_string())?;
-        Ok(vec![Found { entry: Some(key.as_str().into()), ..Found::staying(spec) }])
+        let written = pair.mod_revision.parse().unwrap_or_default();
+        Ok(vec![Found { entry: Some(key.as_str().into()), written, ..Found::staying(spec) }])
     });
     Some((key, described.map_err(Invalid::from)))
 }

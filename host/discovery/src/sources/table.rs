@@ -1,6 +1,8 @@
 //! The entries of a source by key, of which each describes workers or is refused.
 
 use std::collections::BTreeMap;
+#[cfg(feature = "etcd")]
+use std::{collections::HashMap, sync::Arc};
 
 use crate::found::{Found, Read, Refusal, SourceSnapshot};
 
@@ -92,6 +94,32 @@ impl Table {
         SourceSnapshot { workers, refused, read }
     }
 
+    /// Returns the workers, of several with one URL the one whose entry was written last: an engine that
+    /// registers anew under another key is not what its old key describes. The others are refused.
+    #[cfg(feature = "etcd")]
+    pub(super) fn snapshot_newest(&self, read: Read) -> SourceSnapshot {
+        let mut snapshot = self.snapshot(read);
+        let mut newest: HashMap<Arc<str>, (u64, Option<Arc<str>>)> = HashMap::new();
+        for Found { spec, entry, written, .. } in &snapshot.workers {
+            let known = newest.entry(spec.url.clone()).or_insert_with(|| (*written, entry.clone()));
+            if known.0 < *written {
+                *known = (*written, entry.clone());
+            }
+        }
+        let refused = &mut snapshot.refused;
+        snapshot.workers.retain(|found| {
+            let Some((_, Some(later))) =
+                newest.get(&found.spec.url).filter(|(written, _)| found.written < *written)
+            else {
+                return true;
+            };
+            let problem = format!("entry `{later}` has the same URL and was written later: that one is used");
+            refused.push(Refusal::new(found.entry.as_deref().unwrap_or_default(), &problem));
+            false
+        });
+        snapshot
+    }
+
     /// Returns all workers, each once. A pod is found several times at addresses of both families, by several
     /// services, or while its endpoint moves from one EndpointSlice to another.
     #[cfg(feature = "kubernetes")]
@@ -164,6 +192,31 @@ mod tests {
         assert_eq!(snapshot.refused.len(), 2);
         table.remove("a");
         assert!(table.snapshot(Read::Changes).workers.is_empty());
+    }
+
+    #[cfg(feature = "etcd")]
+    #[test]
+    fn p8_of_several_entries_with_one_url_the_one_written_last_counts() {
+        let entry = |key: &str, written: u64, flag: &str| {
+            let spec = WorkerSpec::parse_flag(&format!("engine=vllm,url=http://a:1,{flag}")).unwrap();
+            (key.to_owned(), Ok(vec![Found { entry: Some(key.into()), written, ..Found::staying(spec) }]))
+        };
+        let mut table = Table::default();
+        let old = entry("w-1", 5, "role=prefill");
+        let other = entry("w-9", 1, "role=decode,id=9,url=http://b:1");
+        table.replace(vec![old, entry("w-2", 7, "role=aggregated"), entry("w-3", 6, "role=decode"), other]);
+        let SourceSnapshot { workers, refused, .. } = table.snapshot_newest(Read::Whole);
+        let keys = |workers: &[Found]| -> Vec<String> {
+            workers.iter().map(|found| found.entry.as_deref().unwrap().to_owned()).collect()
+        };
+        // P8.10
+        assert_eq!(keys(&workers), ["w-2", "w-9"]);
+        assert_eq!(refused.iter().map(|refusal| &*refusal.entry).collect::<Vec<_>>(), ["w-1", "w-3"]);
+        let problem = "entry `w-2` has the same URL and was written later: that one is used";
+        assert_eq!(refused[0].problem, problem);
+        table.remove("w-2");
+        // P8.10
+        assert_eq!(keys(&table.snapshot_newest(Read::Changes).workers), ["w-3", "w-9"]);
     }
 
     #[cfg(feature = "kubernetes")]

@@ -10,7 +10,7 @@ use std::{
 
 use pointsman_rig::fleet::free_port;
 use pointsman_test_stopping_proxy::StoppingProxy;
-use pointsman_workers::Registry;
+use pointsman_workers::{Registry, Role};
 use tokio_util::{
     sync::{CancellationToken, DropGuard},
     task::TaskTracker,
@@ -186,6 +186,47 @@ async fn p8_an_etcd_that_lost_its_data_keeps_its_workers_until_it_is_read_again(
     etcd.worker(1, 0).await;
     running.until("one is back", |running| running.fleet.status().sources[2].held == 1).await;
     running.until_ids("the other one is gone", [1]).await;
+}
+
+#[tokio::test]
+async fn p8_keys_that_end_together_down_to_the_last_one_wait_for_a_whole_reading() {
+    let Some(etcd) = Etcd::start().await else { return };
+    etcd.worker(1, 0).await;
+    let running = run(vec![etcd.url()]);
+    running.until_ids("one", [1]).await;
+    etcd.delete(1).await;
+    // P8.2: a single one does not wait
+    running.until_ids("none", []).await;
+    let granted = etcd.call("/v3/lease/grant", json!({ "TTL": "60" })).await.unwrap();
+    let lease: u64 = granted["ID"].as_str().unwrap().parse().unwrap();
+    etcd.worker(1, lease).await;
+    etcd.worker(2, lease).await;
+    running.until_ids("two", [1, 2]).await;
+    etcd.call("/v3/kv/lease/revoke", json!({ "ID": lease.to_string() })).await.unwrap();
+    let held = |running: &Running| running.fleet.status().sources[2].held == 2;
+    running.until("they wait", held).await;
+    // P8.9
+    assert_eq!(running.ids(), [1, 2]);
+    // P8.9: the second reading confirms it
+    running.until_ids("none again", []).await;
+}
+
+#[tokio::test]
+async fn p8_an_engine_that_registers_under_another_key_is_what_that_one_says() {
+    let Some(etcd) = Etcd::start().await else { return };
+    let running = run(vec![etcd.url()]);
+    let describe = |role: &str| json!({ "url": "http://a:1", "role": role, "engine": "vllm" }).to_string();
+    etcd.put("/w/1", &describe("prefill"), 0).await;
+    etcd.put("/w/2", &describe("aggregated"), 0).await;
+    let role = |running: &Running| {
+        running.registry.snapshot().workers().iter().map(|worker| worker.spec().role).collect::<Vec<_>>()
+    };
+    // P8.10
+    running.until("the later key", |running| role(running) == [Role::Aggregated]).await;
+    etcd.put("/w/1", &describe("decode"), 0).await;
+    running.until("the first key, written again", |running| role(running) == [Role::Decode]).await;
+    let status = running.fleet.status().sources[2].clone();
+    assert_eq!(status.refused.iter().map(|refusal| &*refusal.entry).collect::<Vec<_>>(), ["/w/2"]);
 }
 
 #[tokio::test]

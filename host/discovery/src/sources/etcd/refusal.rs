@@ -1,0 +1,26 @@
+//! Answers of etcd that are not a success.
+
+use std::time::Duration;
+
+use reqwest::Response;
+
+use super::http::{self, Failure};
+
+/// Describes an answer that is not a success, and what to do about refusals whose status says nothing.
+pub(super) async fn refusal(response: Response, limit: Duration) -> Failure {
+    let Failure { problem: text, retry_after } = http::refusal(response, limit).await;
+    let advice = if text.contains("CommonName") {
+        "; the JSON gateway of etcd refuses client certificates with a common name: use one without it"
+    } else if text.contains("user name is empty") {
+        "; this etcd has users: set `username` and `password_file`"
+    } else if text.contains("authentication is not enabled") {
+        "; this etcd has no users: enable them, or remove `username` and `password_file`"
+    } else if text.contains("permission denied") {
+        "; give the role of this user the right to read the keys of `prefix`"
+    } else if text.contains("authentication failed") {
+        "; check `username` and `password_file`"
+    } else {
+        ""
+    };
+    Failure { problem: format!("{}{advice}", text.trim_end()), retry_after }
+}
