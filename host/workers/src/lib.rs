@@ -45,7 +45,7 @@ pub use log_limit::LogLimit;
 pub use os_errors::is_local_shortage;
 pub use per_leg::PerLeg;
 pub use pool::{CandidateIds, Pool};
-pub use registry::{Activation, ActivationState, Registry, Snapshot};
+pub use registry::{Activation, ActivationState, NameConflict, Registry, Snapshot};
 pub use resolver::{Peer, Resolver};
 pub use spec::{Bootstrap, KvTransport, SpecError, TransferRule, WorkerSpec, url_without_secrets};
 pub use tls::{EngineTls, TlsClient, is_tls_alert, server_name, tls_problem};

@@ -13,11 +13,14 @@ mod activation;
 mod followed;
 mod joining;
 mod learned;
+mod name_conflicts;
 mod reread;
 
 pub use activation::{Activation, ActivationState};
 pub(crate) use followed::Followed;
 use learned::Learned;
+pub use name_conflicts::NameConflict;
+use name_conflicts::{NameConflicts, warn_of_new};
 use reread::Reread;
 
 use crate::{
@@ -46,6 +49,7 @@ pub struct Snapshot {
     pools: FastMap<ModelName, Pools>,
     /// Models that are adapters of another model of their worker, with that model.
     adapters: FastMap<ModelName, ModelName>,
+    name_conflicts: NameConflicts,
 }
 
 #[derive(Debug, Default)]
@@ -93,6 +97,17 @@ struct Member {
     models: Vec<ModelName>,
     /// Adapters that the engine lists, each with its model.
     adapters: Vec<(ModelName, ModelName)>,
+    /// Models that the engine says are no adapters.
+    base_models: Vec<ModelName>,
+}
+
+/// The models that an engine lists.
+pub(crate) struct ListedModels {
+    pub(crate) models: Vec<ModelName>,
+    /// Those that the engine says are no adapters.
+    pub(crate) base_models: Vec<ModelName>,
+    /// Those that are adapters, each with its model.
+    pub(crate) adapters: Vec<(ModelName, ModelName)>,
 }
 
 impl Default for Registry {
@@ -133,19 +148,15 @@ impl Registry {
         Some(gone.worker)
     }
 
-    /// Stores the models that a worker reports, and those of them that are adapters, each with its model.
-    /// Configured models take precedence. `is_changed`: their lengths did.
-    pub(crate) fn learn_models(
-        &self,
-        id: WorkerId,
-        models: Vec<ModelName>,
-        adapters: Vec<(ModelName, ModelName)>,
-        is_changed: bool,
-    ) {
+    /// Stores the models that a worker reports. Configured models take precedence. `is_changed`: their
+    /// lengths did.
+    pub(crate) fn learn_models(&self, id: WorkerId, listed: ListedModels, is_changed: bool) {
+        let ListedModels { models, base_models, adapters } = listed;
         let mut members = self.members.lock();
         let Some(member) = self.member(id, &mut members) else { return };
         let is_configured = !member.worker.spec().models.is_empty();
-        if !is_changed && (is_configured || member.models == models) && member.adapters == adapters {
+        let is_same = |member: &Member| (&member.base_models, &member.adapters) == (&base_models, &adapters);
+        if !is_changed && (is_configured || member.models == models) && is_same(member) {
             return;
         }
         if !is_configured {
@@ -155,7 +166,7 @@ impl Registry {
             unloaded.filter_map(|model| activations.get(model)).for_each(|model| model.set_unloaded(true));
             member.models = models;
         }
-        member.adapters = adapters;
+        (member.adapters, member.base_models) = (adapters, base_models);
         self.publish_learned(&members);
     }
 
@@ -200,9 +211,11 @@ impl Registry {
         let version = self.current.load().version + 1;
         let mut snapshot = Snapshot { version, ..Snapshot::default() };
         let mut by_model = HashMap::new();
+        snapshot.name_conflicts = NameConflicts::among(members);
         for member in members {
             snapshot.add(member, &mut by_model);
         }
+        warn_of_new(&snapshot.name_conflicts, &self.current.load().name_conflicts);
         let mut activations = self.activations.lock();
         let pools = |(model, legs): (ModelName, Legs)| {
             let activation = activations.entry(model.clone()).or_default().clone();
@@ -270,6 +283,12 @@ impl Snapshot {
         self.adapters.get(model)
     }
 
+    /// Returns the names that workers list in different ways, the first of them.
+    #[must_use]
+    pub fn name_conflicts(&self) -> &[NameConflict] {
+        self.name_conflicts.first()
+    }
+
     /// Returns the adapter that `MODEL:ADAPTER` names for SGLang: before the first colon is the model.
     /// `None` unless only SGLang engines serve the adapter.
     #[must_use]
@@ -323,8 +342,18 @@ impl Snapshot {
         let worker = &member.worker;
         self.places.insert(worker.id(), self.workers.len());
         self.workers.push(worker.clone());
-        self.adapters.extend(member.adapters.iter().cloned());
-        let models: BTreeSet<&ModelName> = member.models.iter().collect();
+        let mut models: BTreeSet<&ModelName> = member.models.iter().collect();
+        for (adapter, parent) in &member.adapters {
+            if self.name_conflicts.is_base_model(adapter) {
+                models.remove(adapter);
+                continue;
+            }
+            let known = self.adapters.entry(adapter.clone()).or_insert_with(|| parent.clone());
+            // The order of the workers does not matter.
+            if *parent < *known {
+                *known = parent.clone();
+            }
+        }
         for model in models {
             let pools = by_model.entry(model.clone()).or_default();
             let candidates = worker.candidates();

@@ -171,6 +171,7 @@ fn reasons_of_gateway(state: &State, snapshot: &Snapshot) -> Vec<String> {
     }
     reasons.extend(state.fleet.problems());
     reasons.extend(state.replicas.problems());
+    reasons.extend(snapshot.name_conflicts().iter().map(ToString::to_string));
     reasons.extend(snapshot.models().into_iter().filter_map(|model| why_no_pair(snapshot, model)));
     let served = models_with_workers(snapshot, &state.settings);
     let missing = snapshot.models().into_iter().filter(|model| !served.contains(*model));

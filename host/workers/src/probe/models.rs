@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
 /// Models of one engine that count. Those that it lists after them are left out.
@@ -14,6 +14,8 @@ pub(super) struct Models {
     pub(super) names: Vec<String>,
     /// Those of the names that are adapters of a model, with this, their parent.
     pub(super) adapters: Vec<(String, String)>,
+    /// Those of the names that the engine says are no adapters. Some engines do not say what is one.
+    pub(super) base_models: Vec<String>,
     /// Longest context of each model that has one, tokens. An adapter has that of its parent.
     pub(super) lengths: Vec<(String, u32)>,
     pub(super) owner: Option<String>,
@@ -33,10 +35,15 @@ struct Model {
     owned_by: Option<String>,
     #[serde(default)]
     root: Value,
-    #[serde(default)]
-    parent: Value,
+    /// `None`: it is not in the list.
+    #[serde(default, deserialize_with = "some")]
+    parent: Option<Value>,
     #[serde(default)]
     max_model_len: Value,
+}
+
+fn some<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Value>, D::Error> {
+    Value::deserialize(value).map(Some)
 }
 
 impl Model {
@@ -46,6 +53,11 @@ impl Model {
 
     fn root(&self) -> Option<&str> {
         self.root.as_str().or(self.id.as_deref())
+    }
+
+    /// Returns the name of the parent, as the engine gives it.
+    fn parent(&self) -> Option<&str> {
+        self.parent.as_ref()?.as_str()
     }
 }
 
@@ -60,7 +72,7 @@ struct Parents<'a> {
 
 impl<'a> Parents<'a> {
     fn of(list: &'a [Model]) -> Self {
-        let bases: Vec<&Model> = list.iter().filter(|model| !model.parent.is_string()).collect();
+        let bases: Vec<&Model> = list.iter().filter(|model| model.parent().is_none()).collect();
         let first = bases.first().filter(|first| bases.iter().all(|base| base.root() == first.root()));
         let only = first.and_then(|first| first.id.as_deref());
         Self { ids: list.iter().filter_map(|model| model.id.as_deref()).collect(), only, bases }
@@ -69,7 +81,7 @@ impl<'a> Parents<'a> {
     /// Returns the listed parent of an adapter. vLLM reports the `base_model_name` of the adapter's module as
     /// its parent, which may be a name that the engine does not list: the path of the model, or any other.
     fn parent(&self, model: &'a Model) -> Option<&'a str> {
-        let named = model.parent.as_str()?;
+        let named = model.parent()?;
         if self.ids.contains(named) {
             return Some(named);
         }
@@ -88,6 +100,8 @@ pub(super) fn models(body: &[u8]) -> Result<Models, String> {
     let parents = Parents::of(&list.data);
     let adapter = |model: &Model| Some((model.id.clone()?, parents.parent(model)?.to_owned()));
     let adapters = list.data.iter().filter_map(adapter).collect();
+    let is_base = |model: &&Model| model.parent.as_ref().is_some_and(Value::is_null);
+    let base_models = list.data.iter().filter(is_base).filter_map(|model| model.id.clone()).collect();
     let own: HashMap<&str, u64> =
         list.data.iter().filter_map(|model| Some((model.id.as_deref()?, model.length()?))).collect();
     let length = |model: &Model| {
@@ -96,7 +110,7 @@ pub(super) fn models(body: &[u8]) -> Result<Models, String> {
     };
     let lengths = list.data.iter().filter_map(|model| Some((model.id.clone()?, length(model)?))).collect();
     let names = list.data.into_iter().filter_map(|model| model.id).collect();
-    Ok(Models { adapters, lengths, names, owner, count })
+    Ok(Models { adapters, base_models, lengths, names, owner, count })
 }
 
 #[cfg(test)]
@@ -111,6 +125,7 @@ mod tests {
             Models {
                 names: vec!["tiny".into()],
                 adapters: vec![],
+                base_models: vec!["tiny".into()],
                 lengths: vec![("tiny".into(), 2_048)],
                 owner: Some("vllm".into()),
                 count: 1,
@@ -122,6 +137,7 @@ mod tests {
         let expected = Models {
             names: vec!["tiny".into()],
             adapters: vec![],
+            base_models: vec!["tiny".into()],
             lengths,
             owner: Some("vllm".into()),
             count: 1,
@@ -137,6 +153,10 @@ mod tests {
         assert_eq!(read.lengths, [("a".to_owned(), 4_096), ("a-1".to_owned(), 4_096)]);
         let pair = |one: &str, two: &str| (one.to_owned(), two.to_owned());
         assert_eq!(read.adapters, [pair("a-1", "a"), pair("d", "x")]);
+        // B3.15: as vLLM's Rust frontend lists models, and its adapters
+        assert_eq!(read.base_models, Vec::<String>::new(), "it does not say which are adapters");
+        let list = br#"{"data":[{"id":"a","parent":null},{"id":"a-1","parent":"a"},{"id":"b","parent":7}]}"#;
+        assert_eq!(models(list).unwrap().base_models, ["a"]);
     }
 
     #[test]

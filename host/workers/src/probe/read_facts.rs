@@ -11,6 +11,7 @@ use super::{
 use crate::{
     facts::{Contradiction, EngineFacts, FactName},
     id::{Engine, ModelName, Role},
+    registry::ListedModels,
     spec::KvTransport,
     worker::Health,
 };
@@ -140,9 +141,10 @@ impl Probe {
         self.tell_left_out(list.count);
         let adapter = |(name, model): &(String, String)| (ModelName::new(name), ModelName::new(model));
         let adapters = list.adapters.iter().map(adapter).collect();
-        let names = list.names.iter().map(|name| ModelName::new(name)).collect();
+        let [models, base_models] = [&list.names, &list.base_models]
+            .map(|names| names.iter().map(|name| ModelName::new(name)).collect());
         let is_changed = self.worker.set_context_lengths(list.lengths);
-        self.registry.learn_models(spec.id, names, adapters, is_changed);
+        self.registry.learn_models(spec.id, ListedModels { models, base_models, adapters }, is_changed);
         self.worker.note_models_read();
         Ok(list.owner)
     }

@@ -55,7 +55,7 @@ impl Registry {
     fn join(&self, spec: WorkerSpec, before: Option<&Member>) -> Member {
         let Some(before) = before.filter(|before| before.worker.has_engine_of(&spec)) else {
             let (worker, models) = (Arc::new(self.worker(spec.clone())), spec.models.clone());
-            return Member { worker, configured: spec, models, adapters: Vec::new() };
+            return Member { worker, configured: spec, models, adapters: vec![], base_models: vec![] };
         };
         let worker = before.worker.described_as(spec.clone(), &self.columns, self.journal.as_ref());
         let models = if spec.models.is_empty() { &before.models } else { &spec.models };
@@ -63,6 +63,7 @@ impl Registry {
             worker: Arc::new(worker),
             models: models.clone(),
             adapters: before.adapters.clone(),
+            base_models: before.base_models.clone(),
             configured: spec,
         }
     }

@@ -15,6 +15,10 @@ fn ids(pool: &[Candidate]) -> Vec<(u64, u32)> {
     pool.iter().map(|candidate| (candidate.worker.id().0, candidate.rank.0)).collect()
 }
 
+fn listed(models: Vec<ModelName>) -> ListedModels {
+    ListedModels { models, base_models: vec![], adapters: vec![] }
+}
+
 fn one_request() -> BookingRequest {
     BookingRequest::new(Leg::Decode, Vec::new().into(), 16, 16)
 }
@@ -155,7 +159,7 @@ fn b5_a_worker_is_eligible_only_after_its_facts_were_read() {
     let worker = registry.upsert(spec("id=1,role=prefill,engine=vllm,url=http://a:1"));
     // B5.1
     assert_eq!(worker.ineligible(), Some(Ineligible::NotReady));
-    registry.learn_models(WorkerId(1), vec![ModelName::new("learnt")], vec![], false);
+    registry.learn_models(WorkerId(1), listed(vec![ModelName::new("learnt")]), false);
     worker.set_health(Health::Healthy);
     assert_eq!(worker.ineligible(), None);
     assert!(registry.snapshot().serves(&ModelName::new("learnt")));
@@ -167,7 +171,7 @@ fn m4_nothing_stays_of_models_that_their_engines_unloaded() {
     registry.upsert(spec("id=1,role=prefill,engine=vllm,url=http://a:1"));
     let name = |number: u32| ModelName::new(&format!("m{number}"));
     for number in 0..50 {
-        registry.learn_models(WorkerId(1), vec![name(number), ModelName::new("base")], vec![], false);
+        registry.learn_models(WorkerId(1), listed(vec![name(number), ModelName::new("base")]), false);
         registry.publish(&registry.members.lock());
     }
     // M4.7
@@ -183,7 +187,7 @@ fn m4_workers_that_come_and_go_leave_a_bounded_number_of_models() {
     for worker in 0..3 {
         registry.upsert(spec("id=1,role=prefill,engine=vllm,url=http://a:1"));
         let names = (0..6_000).map(|model| ModelName::new(&format!("w{worker}-m{model}"))).collect();
-        registry.learn_models(WorkerId(1), names, vec![], false);
+        registry.learn_models(WorkerId(1), listed(names), false);
         registry.publish(&registry.members.lock());
         registry.remove(WorkerId(1));
     }
@@ -204,7 +208,7 @@ async fn b5_reports_of_many_engines_share_a_snapshot() {
     let version = registry.snapshot().version();
     let models = |count: u64| {
         let learn =
-            |id| registry.learn_models(WorkerId(id), vec![ModelName::new(&format!("m{id}"))], vec![], false);
+            |id| registry.learn_models(WorkerId(id), listed(vec![ModelName::new(&format!("m{id}"))]), false);
         (1..=count).for_each(learn);
     };
     models(3);
