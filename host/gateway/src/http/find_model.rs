@@ -11,6 +11,7 @@ use crate::{
         request_error::RequestError,
         sampling,
     },
+    orchestrate::availability::{Lack, lack},
     state::State,
 };
 
@@ -24,13 +25,32 @@ pub(super) fn check_limits(request: &Request, workers: &Snapshot) -> Result<(), 
     }
 }
 
-/// Finds the request's model. If no worker serves it, reads again which models engines serve.
+/// Finds the request's model. If no worker can serve it, reads again which models engines serve.
 pub(super) async fn find_model(state: &State, request: &mut Arc<Request>) {
-    if !finds_model(request, &state.registry.snapshot()) {
-        // An engine may have loaded an adapter of this name.
-        Box::pin(state.registry.reread_models(&request.model)).await;
+    finds_model(request, &state.registry.snapshot());
+    if look_again(state, &request.model, request.endpoint).await {
         finds_model(request, &state.registry.snapshot());
     }
+}
+
+/// Has the engines' models read again, if they may have loaded what `model` lacks. Waits for it if no worker
+/// can serve the model, and returns then whether it was so.
+pub(super) async fn look_again(state: &State, model: &ModelName, endpoint: Endpoint) -> bool {
+    let lacks = |snapshot: &Snapshot| {
+        let adapter = if snapshot.serves(model) { None } else { snapshot.adapter_named(model) };
+        lack(adapter.unwrap_or(model), endpoint, snapshot, &state.settings)
+    };
+    match lacks(&state.registry.snapshot()) {
+        None => return false,
+        Some(Lack::Pair) => {
+            state.registry.reread_models_later();
+            return false;
+        }
+        Some(Lack::Workers) => {}
+    }
+    // Boxed, because few requests wait here.
+    Box::pin(state.registry.reread_models(|snapshot| lacks(snapshot) != Some(Lack::Workers))).await;
+    true
 }
 
 /// Returns whether a worker serves the request's model. `MODEL:ADAPTER` becomes the adapter (B3.9), and so

@@ -6,7 +6,7 @@ use pointsman_orchestration::{has_pair_without, is_up, pair_that_is_up};
 use pointsman_workers::{Candidate, Engine, Leg, ModelName, Snapshot, WorkerId};
 
 use crate::{
-    openai::request::Request,
+    openai::request::{Endpoint, Request},
     state::{Settings, State},
 };
 
@@ -48,15 +48,54 @@ pub(super) fn has_workers_without(
     settings: &Settings,
     without: &[WorkerId],
 ) -> bool {
-    let (model, endpoint) = (&request.model, request.endpoint);
+    let needs_pair = settings.split(&request.model, snapshot).enforce_disagg;
+    model_has_workers(&request.model, request.endpoint, needs_pair, snapshot, without)
+}
+
+fn model_has_workers(
+    model: &ModelName,
+    endpoint: Endpoint,
+    needs_pair: bool,
+    snapshot: &Snapshot,
+    without: &[WorkerId],
+) -> bool {
     let counts = |candidate: &Candidate| is_up(candidate) && !without.contains(&candidate.worker_id());
     let up = |leg| snapshot.pool(model, leg).iter().any(counts);
     if endpoint.needs_no_model_run() {
         return [Leg::Aggregated, Leg::Decode, Leg::Prefill].into_iter().any(up);
     }
     let is_split = endpoint.generates_text();
-    let needs_pair = is_split && settings.split(model, snapshot).enforce_disagg;
-    (!needs_pair && up(Leg::Aggregated)) || (is_split && has_pair_without(snapshot, model, without))
+    (!(is_split && needs_pair) && up(Leg::Aggregated))
+        || (is_split && has_pair_without(snapshot, model, without))
+}
+
+/// What a model lacks that engines may have loaded a moment ago.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lack {
+    /// Workers that can run a request for it.
+    Workers,
+    /// A pair, although one worker can run the request.
+    Pair,
+}
+
+/// Returns what a model lacks. No worker has an unknown one, and only some workers of its model may have an
+/// adapter. Where the workers of that model are down, engines have loaded nothing.
+pub(crate) fn lack(
+    model: &ModelName,
+    endpoint: Endpoint,
+    snapshot: &Snapshot,
+    settings: &Settings,
+) -> Option<Lack> {
+    if !snapshot.serves(model) {
+        return Some(Lack::Workers);
+    }
+    let parent = snapshot.parent_of(model)?;
+    let needs_pair = settings.split(model, snapshot).enforce_disagg;
+    if !model_has_workers(model, endpoint, needs_pair, snapshot, &[]) {
+        return model_has_workers(parent, endpoint, needs_pair, snapshot, &[]).then_some(Lack::Workers);
+    }
+    let has_pair = |model| pair_that_is_up(snapshot, model, None).is_some();
+    (endpoint.generates_text() && !has_pair(model) && has_pair(parent)).then_some(Lack::Pair)
 }
 
 /// Returns as many of them as an error message lists, and one more.
