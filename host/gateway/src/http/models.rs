@@ -12,13 +12,14 @@ use axum::{
 use pointsman_workers::{ModelName, Snapshot};
 use serde_json::{Value, json};
 
-use super::{DataThread, arrival::Arrival, auth, peer::Sender, request_id};
+use super::{DataThread, arrival::Arrival, auth, find_model::look_again, peer::Sender, request_id};
 use crate::{
-    openai::{error::ApiError, short_text::shortened},
+    openai::{error::ApiError, request::Endpoint, short_text::shortened},
     orchestrate::{
         availability::{context_length, servable_models, use_another},
         no_worker_registered,
     },
+    state::State,
 };
 
 /// Lists the models.
@@ -40,7 +41,12 @@ pub(super) async fn one(
 ) -> Response<Body> {
     let (headers, sender) = (request.headers().clone(), Arrival::of(request.extensions()).sender);
     let model = async {
-        let models = allowed(&thread, &headers, &sender).await?;
+        let mut models = allowed(&thread, &headers, &sender).await?;
+        if !models.names.contains(&id) {
+            let state = thread.state.get();
+            look_again(&state, &ModelName::new(&id), Endpoint::ChatCompletions).await;
+            models = Models::of(&state);
+        }
         let found = models.names.iter().find(|name| **name == id).map(|name| models.describe(name));
         let none = models.snapshot.workers().is_empty();
         let missing = || {
@@ -65,11 +71,15 @@ struct Models {
 async fn allowed(thread: &DataThread, headers: &HeaderMap, sender: &Sender) -> Result<Models, ApiError> {
     let state = thread.state.get();
     auth::authorize_client(&state, headers, sender).await?;
-    let snapshot = state.registry.snapshot();
-    Ok(Models { names: servable_models(&snapshot, &state.settings), snapshot })
+    Ok(Models::of(&state))
 }
 
 impl Models {
+    fn of(state: &State) -> Self {
+        let snapshot = state.registry.snapshot();
+        Self { names: servable_models(&snapshot, &state.settings), snapshot }
+    }
+
     /// Returns the description of a model, with its parent and the length of its context where vLLM and
     /// SGLang have them. Their `root` is a path of their machine; here it is the model.
     fn describe(&self, name: &str) -> Value {

@@ -220,7 +220,9 @@ async fn read(
     let rules = &state.settings.request_rules;
     if endpoint.is_form() {
         let unnamed = || only_model(state, &state.registry.snapshot());
-        return Request::of_form(endpoint, headers, body, rules, unnamed);
+        let mut request = Request::of_form(endpoint, headers, body, rules, unnamed)?;
+        find_model(state, &mut request).await;
+        return Ok(request);
     }
     let body = json_object(body)?;
     let canary =

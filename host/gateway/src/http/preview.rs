@@ -11,7 +11,7 @@ use super::{
     DataThread,
     admit::{Admitted, admit, identify},
     arrival::Arrival,
-    find_model::{check_limits, finds_model},
+    find_model::{check_limits, find_model},
     prepare::unnamed_model,
     request_id,
 };
@@ -41,7 +41,7 @@ pub(super) async fn route(thread: Extract<DataThread>, request: HttpRequest<Body
         let endpoint = if is_chat { Endpoint::ChatCompletions } else { Endpoint::Completions };
         let (rules, unnamed) = (&state.settings.request_rules, unnamed_model(&state, endpoint, &body)?);
         let mut request = Request::of_json(endpoint, &parts.headers, body, rules, unnamed)?;
-        finds_model(&mut request, &state.registry.snapshot());
+        find_model(&state, &mut request).await;
         check_limits(&request, &state.registry.snapshot())?;
         let tenant = caller.tenant_hash();
         let workers = state.registry.snapshot();
