@@ -11,6 +11,7 @@
 //! | abort the leg and close its connection | `abort` |
 //! | wait for the first of what may come next | `next_event` |
 //! | tell a leg's outcome to its worker and record, and make an event of it | `outcome`, `failed_leg` |
+//! | look for a model that the engine of a leg lacks | `missing_model` |
 //! | pass the answer on | `respond`, `relay`; `proxied` for Envoy, `realtime` |
 
 use std::{collections::VecDeque, sync::Arc};
@@ -44,6 +45,7 @@ mod first_event;
 mod lateness;
 mod leg_run;
 mod local_plan;
+mod missing_model;
 mod next_event;
 mod outcome;
 mod pause;
@@ -123,6 +125,8 @@ pub(crate) struct Drive {
     open_handoff: Option<OpenHandoff>,
     attempts: Attempts,
     second_opinion: SecondOpinion,
+    /// The leg that failed last, if its engine lacks the model.
+    missing_at: Option<Leg>,
     /// The whole answer of a request that is not streamed.
     whole: Option<Response<Bytes>>,
     reported: Reported,
@@ -213,6 +217,7 @@ impl Drive {
             open_handoff: None,
             attempts: Attempts::after_wait(worker_wait),
             second_opinion: SecondOpinion::default(),
+            missing_at: None,
             whole: None,
             totals: generate::Totals::default(),
             reported: Reported::default(),
@@ -253,7 +258,7 @@ impl Drive {
     /// Waits for the next event and reports it. Returns what begins with it.
     async fn step(&mut self) -> Option<Reached> {
         match self.next().await {
-            Next::Event(event) => self.report(event),
+            Next::Event(event) => self.report_after_look(event).await,
             Next::Again => self.route_again(),
             Next::Nothing => {}
             Next::Stream(head) => {
@@ -267,7 +272,7 @@ impl Drive {
                         self.report(Event::Head);
                         return Some(Reached::Stream(head));
                     }
-                    Head::Over(event) => self.report(event),
+                    Head::Over(event) => self.report_after_look(event).await,
                     Head::NoStream(_) => {}
                 }
             }

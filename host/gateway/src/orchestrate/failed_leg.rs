@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::{
     Drive, id_of, stored,
-    worker_outcome::{Blame, lacks_model, note_failure, refused_key},
+    worker_outcome::{Blame, note_failure, refused_key},
 };
 use crate::{
     openai::error::{ApiError, RequestFacts},
@@ -34,7 +34,8 @@ impl Drive {
         }
         // No other worker may take a pinned leg. A handoff that was not read goes to the same one again.
         let pin = self.request.hints.pinned(leg);
-        let was_read = error.began() || error.is_of_worker();
+        let is_of_worker = error.is_of_worker() || self.lacks_model(&error);
+        let was_read = error.began() || is_of_worker;
         let is_pinned = pin.is_some() && !is_unread && (leg != Leg::Decode || was_read);
         let (asks, asks_pair) = match self.note_lost_rank(leg, &error) {
             true => (true, false),
@@ -42,7 +43,7 @@ impl Drive {
         };
         // What a proxy sends is not sent again.
         let failed = Failed {
-            retryable: (error.retryable() || asks || error.is_of_worker())
+            retryable: (error.retryable() || asks || is_of_worker)
                 && !self.executor.is_proxy()
                 && !is_poison
                 && !is_pinned
@@ -53,6 +54,7 @@ impl Drive {
             continuable: false,
         };
         self.count_failure(leg, &error, blame);
+        self.missing_at = self.lacks_model(&error).then_some(leg);
         match &candidate {
             _ if asks_pair => {}
             Some(unread) if is_unread => self.attempts.note_unread((leg, unread.worker_id())),
@@ -120,7 +122,7 @@ impl Drive {
                 self.broke.push((candidate.worker.clone(), Instant::now()));
             }
             note_failure(&self.state, leg, (candidate, sent), error, blame);
-            if lacks_model(error) {
+            if self.lacks_model(error) {
                 candidate.worker.note_restart();
             }
         }

@@ -83,7 +83,7 @@ impl Drive {
         candidate: Option<&Candidate>,
         error: &CallError,
     ) -> (bool, bool) {
-        let may_ask_pair = self.asks_pair(leg, error);
+        let may_ask_pair = !self.lacks_model(error) && self.asks_pair(leg, error);
         let candidate = candidate.filter(|_| !may_ask_pair || names_context(error));
         let asks = candidate.is_some_and(|candidate| self.asks_another(leg, candidate, error));
         (asks, may_ask_pair && !asks)

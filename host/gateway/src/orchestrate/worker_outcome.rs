@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use http::StatusCode;
 use pointsman_workers::{Candidate, Leg, LogLimit, Worker, WorkerSpec};
+use serde_json::Value;
 use tokio::time::Instant;
 
 use super::failure_text::failure_text;
@@ -112,6 +113,21 @@ pub(super) fn lacks_model(error: &CallError) -> bool {
     text(body).to_ascii_lowercase().contains("model")
 }
 
+/// Returns whether SGLang says that it does not have an adapter which it listed. It does so with 400.
+pub(super) fn lacks_adapter(error: &CallError, adapter: &str) -> bool {
+    const BEGINNINGS: [&str; 2] = [
+        "Got LoRA adapter that has never been loaded: ",
+        "The following requested LoRA adapters are not loaded: ",
+    ];
+    let CallError::Status { status: StatusCode::BAD_REQUEST, body, .. } = error else { return false };
+    let json: Value = serde_json::from_slice(body).unwrap_or_default();
+    let message = ["/message", "/error/message"].iter().find_map(|field| json.pointer(field)?.as_str());
+    let named = message.and_then(|text| BEGINNINGS.iter().find_map(|beginning| text.strip_prefix(beginning)));
+    // Old versions write a set.
+    let name = named.and_then(|names| names.lines().next()).map(|line| line.trim_matches(['{', '}', '\'']));
+    name == Some(adapter)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -130,5 +146,33 @@ mod tests {
         let others =
             [r#"{"detail":"Not Found"}"#, r#"{"error":{"message":"Response with id 'a' not found."}}"#, ""];
         assert!(!others.iter().any(|body| lacks(404, body)));
+    }
+
+    #[test]
+    fn only_sglang_s_400_that_begins_with_the_adapter_s_name_says_that_it_lacks_it() {
+        let lacks = |status: StatusCode, body: &'static str| {
+            let (content_type, retry_after, body) = (None, None, body.into());
+            let error = CallError::Status { status, content_type, retry_after, body, in_body: false };
+            lacks_adapter(&error, "ad")
+        };
+        // B5.7
+        for body in [
+            r#"{"object":"error","message":"Got LoRA adapter that has never been loaded: ad\nAll loaded adapters: d."}"#,
+            r#"{"error":{"message":"The following requested LoRA adapters are not loaded: ad\nLoaded adapters: d."}}"#,
+            r#"{"message":"The following requested LoRA adapters are not loaded: {'ad'}\nLoaded adapters: set()."}"#,
+        ] {
+            assert!(lacks(StatusCode::BAD_REQUEST, body), "{body}");
+            assert!(!lacks(StatusCode::UNPROCESSABLE_ENTITY, body), "{body}");
+        }
+        // A client can have its own text quoted, and name another adapter.
+        for body in [
+            r#"{"message":"bad: Got LoRA adapter that has never been loaded: ad"}"#,
+            r#"{"message":"Got LoRA adapter that has never been loaded: bad\nAll loaded adapters: ad."}"#,
+            r#"{"message":"Got LoRA adapter that has never been loaded: "}"#,
+            "Got LoRA adapter that has never been loaded: ad",
+            "",
+        ] {
+            assert!(!lacks(StatusCode::BAD_REQUEST, body), "{body}");
+        }
     }
 }
