@@ -81,6 +81,7 @@ mod latency_targets;
 mod learning;
 mod lengths;
 mod limits;
+mod loaded_adapters;
 mod local_plans;
 mod locked_servers;
 mod log_lines;
