@@ -99,8 +99,8 @@ pub struct PeerStatus {
     pub unknown_worker: usize,
     /// Messages of it that were never received.
     pub lost_messages: u64,
-    /// By how many milliseconds its clock is ahead of this one, when it told it last; negative: behind. `None`
-    /// if its version does not tell.
+    /// By how many milliseconds its clock was ahead of this one when it told it last; negative: behind.
+    /// `None` if its version does not tell.
     pub clock_ahead_ms: Option<i64>,
     /// Tokens in one of its blocks.
     pub block_size: u32,

@@ -94,8 +94,8 @@ impl EngineTokens {
         }
     }
 
-    /// Returns the token ids of a request of `tenant`, asked for through `upstream` for at most `limit`. If an
-    /// engine has none, one other is asked.
+    /// Returns the token ids of a request of `tenant`, asked for through `upstream` for at most `limit`. If
+    /// an engine has none, one other is asked.
     ///
     /// # Errors
     /// A stable label.

@@ -5,7 +5,7 @@ use pointsman_workers::Role;
 use serde::Serialize;
 
 use super::{
-    CalibrateError, Experiment, Sample,
+    Experiment, Sample,
     least_squares::{Row, Solution, solve},
     predict::predict,
     replay::{Arrival, Features, replay},
@@ -97,11 +97,9 @@ impl Fit {
         }
     }
 
-    /// Returns an error if a step takes no time, because then the engine cannot be simulated.
-    pub(super) fn check_step_time(&self, role: Role) -> Result<(), CalibrateError> {
-        let takes_time = self.coefficients().step.iter().any(|value| *value > 0.0);
-        let error = || CalibrateError::NoStepTime { role: role.as_str(), requests: self.requests };
-        takes_time.then_some(()).ok_or_else(error)
+    /// Returns whether a step takes time. Otherwise the engine cannot be simulated.
+    pub(super) fn takes_time(&self) -> bool {
+        self.coefficients().step.iter().any(|value| *value > 0.0)
     }
 
     /// Writes the coefficients into a group of engines.

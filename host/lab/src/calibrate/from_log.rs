@@ -14,7 +14,10 @@ use self::{
     fit_legs::{fit_links, fit_role, fits_prompts, held_out, take_prompt_times},
     legs::{Engine, Load},
 };
-use super::{CalibrateError, Calibration, Capacity, Fit, HeldOut, KnownCapacity, report::term_warnings};
+use super::{
+    CalibrateError, Calibration, Capacity, Fit, HeldOut, KnownCapacity,
+    report::{check_step_time, term_warnings},
+};
 use crate::{
     decision_log::{
         reader::{ReadStats, files, read},
@@ -234,7 +237,7 @@ fn fit_engines(
                  of prompts, are those of the prefill engines"
             ));
         }
-        fit.check_step_time(role)?;
+        check_step_time(&fit, role)?;
         fit.apply(&mut group);
         groups.push(group);
         fits.push((role, fit));

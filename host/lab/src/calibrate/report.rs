@@ -153,7 +153,7 @@ pub fn calibrate(measured: &Measurements) -> Result<Calibration, CalibrateError>
         let mut group = engine.capacity.group(engine.role);
         let fit = fit_engine(&engine.all(), &group, block_tokens);
         let fit = fit.ok_or(CalibrateError::NoSamples(engine.role.as_str()))?;
-        fit.check_step_time(engine.role)?;
+        check_step_time(&fit, engine.role)?;
         fit.apply(&mut group);
         groups.push(group);
         fits.push((engine.role, fit));
@@ -171,6 +171,12 @@ pub fn calibrate(measured: &Measurements) -> Result<Calibration, CalibrateError>
     calibration.warnings = warnings(measured, &calibration);
     calibration.warnings.extend(slowed);
     Ok(calibration)
+}
+
+/// Returns an error if a step of the fitted engine takes no time.
+pub(super) fn check_step_time(fit: &Fit, role: Role) -> Result<(), CalibrateError> {
+    let error = || CalibrateError::NoStepTime { role: role.as_str(), requests: fit.requests };
+    fit.takes_time().then_some(()).ok_or_else(error)
 }
 
 /// Returns the fleet whose engines run one at a time, as they do for a lone request through a pair, and a
