@@ -257,10 +257,13 @@ impl Drive {
 
     /// Waits for the next event and reports it. Returns what begins with it.
     async fn step(&mut self) -> Option<Reached> {
-        match self.next().await {
-            Next::Event(event) => self.report_after_look(event).await,
-            Next::Again => self.route_again(),
-            Next::Nothing => {}
+        let event = match self.next().await {
+            Next::Event(event) => event,
+            Next::Again => {
+                self.route_again();
+                return None;
+            }
+            Next::Nothing => return None,
             Next::Stream(head) => {
                 let mut head = self.take_head(head);
                 if let Head::NoStream(unknown) = head {
@@ -272,8 +275,8 @@ impl Drive {
                         self.report(Event::Head);
                         return Some(Reached::Stream(head));
                     }
-                    Head::Over(event) => self.report_after_look(event).await,
-                    Head::NoStream(_) => {}
+                    Head::Over(event) => event,
+                    Head::NoStream(_) => return None,
                 }
             }
             Next::Upgraded(engine) => {
@@ -281,7 +284,12 @@ impl Drive {
                 self.report(Event::Head);
                 return Some(Reached::Upgraded(engine));
             }
+        };
+        if let Some(leg) = self.leg_without_model(event) {
+            // Boxed, because few requests wait here.
+            Box::pin(self.look_for_model(leg)).await;
         }
+        self.report(event);
         None
     }
 

@@ -17,22 +17,15 @@ impl Drive {
         lacks_model(error) || (self.snapshot.is_adapter(model) && lacks_adapter(error, model.as_str()))
     }
 
-    /// Reports an event. Before a leg is tried again whose engine lacks the model, other engines that have it
-    /// are looked for.
-    pub(super) async fn report_after_look(&mut self, event: Event) {
-        if let Event::Failed(leg, failed) = event
-            && failed.retryable
-            && self.missing_at.take() == Some(leg)
-        {
-            // Boxed, because few requests wait here.
-            Box::pin(self.look_for_model(leg)).await;
-        }
-        self.report(event);
+    /// Returns the leg that will be tried again after an event because its engine lacks the model.
+    pub(super) fn leg_without_model(&mut self, event: Event) -> Option<Leg> {
+        let Event::Failed(leg, failed) = event else { return None };
+        (failed.retryable && self.missing_at.take() == Some(leg)).then_some(leg)
     }
 
     /// Has the engines' models read again, if no other worker of the leg is known. Uses the workers that are
     /// found, unless the other leg's worker left meanwhile.
-    async fn look_for_model(&mut self, leg: Leg) {
+    pub(super) async fn look_for_model(&mut self, leg: Leg) {
         let (model, tried) = (self.request.model.clone(), self.attempts.tried().to_vec());
         let is_untried = |candidate: &Candidate| is_up(candidate) && !tried.contains(&id_of(candidate));
         let has_other = |snapshot: &Snapshot| snapshot.pool(&model, leg).iter().any(is_untried);
