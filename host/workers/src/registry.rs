@@ -151,7 +151,10 @@ impl Registry {
     /// Stores the models that a worker reports. Configured models take precedence. `is_changed`: their
     /// lengths did.
     pub(crate) fn learn_models(&self, id: WorkerId, listed: ListedModels, is_changed: bool) {
-        let ListedModels { models, base_models, adapters } = listed;
+        let ListedModels { models, base_models, mut adapters } = listed;
+        // A name that the engine lists as both is that of its model.
+        let own: HashSet<&ModelName> = base_models.iter().collect();
+        adapters.retain(|(adapter, _)| !own.contains(adapter));
         let mut members = self.members.lock();
         let Some(member) = self.member(id, &mut members) else { return };
         let is_configured = !member.worker.spec().models.is_empty();

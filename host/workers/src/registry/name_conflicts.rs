@@ -164,6 +164,19 @@ mod tests {
     }
 
     #[test]
+    fn b3_an_adapter_with_the_name_of_its_engines_model_is_that_model() {
+        let registry = registry(2);
+        learn(&registry, 1, &["m"], &[("m", "m"), ("own", "m")]);
+        // B3.15
+        assert_eq!((serving(&registry, "m"), serving(&registry, "own")), (vec![1], vec![1]));
+        assert_eq!(registry.snapshot().parent_of(&ModelName::new("m")), None);
+        assert_eq!(told(&registry), [""; 0]);
+        learn(&registry, 2, &["m"], &[("m", "m")]);
+        // B3.15
+        assert_eq!((serving(&registry, "m"), told(&registry).len()), (vec![1, 2], 0));
+    }
+
+    #[test]
     fn b3_an_adapter_of_two_models_has_the_first_by_name_and_is_told() {
         for order in [[1, 2], [2, 1]] {
             let registry = registry(2);
