@@ -6,7 +6,7 @@ use std::{collections::hash_map::Entry, fmt};
 use super::{FastMap, Member};
 use crate::id::{ModelName, WorkerId};
 
-/// Number of conflicts that are told.
+/// Maximum number of conflicts that are reported.
 const MAX_TOLD: usize = 32;
 
 /// A name that two workers list in different ways.
@@ -81,7 +81,7 @@ pub(super) fn warn_of_new(now: &NameConflicts, before: &NameConflicts) {
     let is_known = |name: &ModelName| before.first.iter().any(|conflict| conflict.name == *name);
     for conflict in now.first.iter().filter(|conflict| !is_known(&conflict.name)) {
         let (name, problem) = (conflict.name.as_str(), conflict.to_string());
-        tracing::warn!(name, problem, "workers list a name in different ways");
+        tracing::warn!(name, problem, "name conflict of models and adapters");
     }
 }
 
