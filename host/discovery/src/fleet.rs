@@ -288,11 +288,14 @@ impl Fleet {
         }
         self.registry.apply(changes.joining, &changes.gone);
         let registered = self.registry.snapshot();
-        for (id, leaving) in changes.leaving {
+        for &(id, leaving) in &changes.leaving {
             if let Some(worker) = registered.get(id) {
                 worker.set_leaving(leaving != Leaving::No);
                 worker.move_streams(Drainer::Discovery, leaving == Leaving::Yes && self.rules.moves);
             }
+        }
+        if !changes.leaving.is_empty() {
+            self.registry.follow_drains();
         }
         let gone = members.take_gone(&registered, now);
         self.registry.apply(Vec::new(), &gone);

@@ -338,10 +338,15 @@ async fn b3_an_adapter_with_the_name_of_another_workers_model_is_left_out() {
     assert_eq!(model["parent"], Value::Null, "{model}");
     let status = cluster.admin.get("/status").await.unwrap().json().unwrap();
     let told = "worker 8 lists `m` as a model and worker 7 as an adapter of `base`: requests for it go to the \
-                workers that list it as a model; give the adapter another name";
+                workers that list it as a model; give the adapter another name, or drain or remove worker 8";
     assert_eq!(status["reasons"], json!([told]));
+    // B3.15
+    assert_eq!(cluster.admin.post("/workers/8/drain", &[], String::new()).await.unwrap().status, 200);
+    assert_eq!((ask(&cluster, "m").await, other.requests().len()), (200, 1), "its model drains");
+    assert_eq!(cluster.admin.delete("/workers/8/drain").await.unwrap().status, 200);
+    assert_eq!((ask(&cluster, "m").await, one.requests().len()), (200, 7), "its model is back");
     assert_eq!(cluster.admin.delete("/workers/8").await.unwrap().status, 200);
-    assert_eq!((ask(&cluster, "m").await, other.requests().len()), (200, 1), "its own worker serves it now");
+    assert_eq!((ask(&cluster, "m").await, other.requests().len()), (200, 2), "its own worker serves it now");
     let status = cluster.admin.get("/status").await.unwrap().json().unwrap();
     assert_eq!(status["reasons"], json!([]));
     cluster.at_rest().await.unwrap();

@@ -244,6 +244,7 @@ fn set_draining(
     match state.registry.snapshot().get(id) {
         Some(worker) => {
             worker.set_draining(draining);
+            state.registry.follow_drains();
             // Streams move only when the worker gets no new request, and until the drain ends.
             if moves {
                 worker.move_streams(Drainer::Operator, true);

@@ -3,7 +3,7 @@
 
 use std::{collections::hash_map::Entry, fmt};
 
-use super::{FastMap, Member};
+use super::{FastMap, Member, Registry};
 use crate::id::{ModelName, WorkerId};
 
 /// Maximum number of conflicts that are reported.
@@ -27,10 +27,23 @@ pub(super) struct NameConflicts {
     first: Vec<NameConflict>,
 }
 
+impl Registry {
+    /// Has the pools follow workers that began or ended to drain, if that changes which workers a name has.
+    pub fn follow_drains(&self) {
+        let members = self.members.lock();
+        let has_conflict = |conflicts: &NameConflicts| !conflicts.first.is_empty();
+        if has_conflict(&self.snapshot().name_conflicts) || has_conflict(&NameConflicts::among(&members)) {
+            self.publish(&members);
+        }
+    }
+}
+
 impl NameConflicts {
     pub(super) fn among(members: &[Member]) -> Self {
+        // One that drains will be gone. One that is down may come back and serve its model.
+        let staying = members.iter().filter(|member| !member.worker.draining() && !member.worker.leaving());
         let mut base_models = FastMap::default();
-        for member in members {
+        for member in staying.clone() {
             // One that the operator left out is not served there.
             let is_served =
                 |model: &&ModelName| member.worker.spec().models.is_empty() || member.models.contains(model);
@@ -40,7 +53,7 @@ impl NameConflicts {
         }
         let mut conflicts = Self { base_models, first: Vec::new() };
         let mut parents: FastMap<&ModelName, (WorkerId, &ModelName)> = FastMap::default();
-        for member in members {
+        for member in staying {
             let id = member.worker.id();
             for (adapter, parent) in &member.adapters {
                 let first = match (conflicts.base_models.get(adapter), parents.entry(adapter)) {
@@ -93,7 +106,8 @@ impl fmt::Display for NameConflict {
             None => write!(
                 f,
                 "worker {first} lists `{name}` as a model and worker {other} as an adapter of `{parent}`: requests \
-                 for it go to the workers that list it as a model; give the adapter another name"
+                 for it go to the workers that list it as a model; give the adapter another name, or drain or \
+                 remove worker {first}"
             ),
             Some(model) => write!(
                 f,
@@ -110,6 +124,7 @@ mod tests {
     use crate::{
         id::{Leg, ModelName, WorkerId},
         spec::WorkerSpec,
+        worker::{Health, Worker},
     };
 
     fn registry(workers: usize) -> Registry {
@@ -152,8 +167,22 @@ mod tests {
         assert_eq!((serving(&registry, "m"), serving(&registry, "own")), (vec![2], vec![1, 3]));
         assert_eq!(registry.snapshot().parent_of(&ModelName::new("m")), None);
         let text = "worker 2 lists `m` as a model and worker 1 as an adapter of `base`: requests for it go to the \
-                    workers that list it as a model; give the adapter another name";
+                    workers that list it as a model; give the adapter another name, or drain or remove worker 2";
         assert_eq!(told(&registry), [text]);
+        let two = registry.snapshot().get(WorkerId(2)).unwrap().clone();
+        // B3.15: one that is down
+        two.set_health(Health::Unhealthy);
+        registry.follow_drains();
+        assert_eq!(serving(&registry, "m"), [2]);
+        // B3.15: one that drains or leaves
+        for set in [Worker::set_draining, Worker::set_leaving] {
+            set(&two, true);
+            registry.follow_drains();
+            assert_eq!((serving(&registry, "m"), told(&registry).len()), (vec![1, 2, 3], 0));
+            set(&two, false);
+            registry.follow_drains();
+            assert_eq!((serving(&registry, "m"), told(&registry).len()), (vec![2], 1));
+        }
         registry.remove(WorkerId(2));
         assert_eq!((serving(&registry, "m"), told(&registry).len()), (vec![1, 3], 0));
         // vLLM's Rust frontend does not say which names are adapters.
