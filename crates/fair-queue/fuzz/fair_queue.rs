@@ -65,7 +65,12 @@ fuzz_target!(|steps: Vec<Step>| {
                 drop(queue.charge_passing(&(group % 2), tenant.into(), 1.0, cost.into()));
             }
             Step::GiveWay { group, tenant } => {
-                if let Some(last) = queue.last_after(&(group % 2), tenant.into(), |_| 1.0) {
+                let mut enough = 0_u8;
+                let two = |_: &u64| {
+                    enough += 1;
+                    enough == 2
+                };
+                for last in queue.last_after(&(group % 2), tenant.into(), |_| 1.0, two).unwrap_or_default() {
                     assert!(inside.remove(&last.key.ticket) && queue.remove(&last).is_some());
                 }
             }

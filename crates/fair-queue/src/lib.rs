@@ -247,37 +247,55 @@ impl<L: Line, T> FairQueue<L, T> {
         best.map(|(_, position, value)| (position, value))
     }
 
-    /// Returns the last request of a group if it would be served after a new one of `tenant`. A full queue
-    /// removes it for the new one. `cost` returns the cost of a request. This reads every request of the
-    /// group and ignores priorities.
-    pub fn last_after(&self, group: &L::Group, tenant: u64, cost: impl Fn(&T) -> f64) -> Option<Position<L>> {
+    /// Returns the last requests of a group that would be served after a new one of `tenant`, the very last
+    /// one first: a full queue removes them for the new one. `cost` returns the cost of a request. `suffices`
+    /// gets each of them and returns whether there is room without those so far; if there is never, none is
+    /// returned. This reads every request of the group and ignores priorities.
+    pub fn last_after(
+        &self,
+        group: &L::Group,
+        tenant: u64,
+        cost: impl Fn(&T) -> f64,
+        mut suffices: impl FnMut(&T) -> bool,
+    ) -> Option<Vec<Position<L>>> {
         let counters = self.groups.get(group)?;
-        // Each tenant's cost, and its last request with that one's cost.
-        let mut ends: BTreeMap<u64, (f64, f64, Position<L>)> = BTreeMap::new();
+        let mut tenants: BTreeMap<u64, Arrived<'_, L, T>> = BTreeMap::new();
         for (line, requests) in self.lines.iter().filter(|(line, _)| line.group() == group) {
             for (tenant, own) in &requests.tenants {
-                for (key, value) in own {
-                    let (cost, line) = (cost(value), line.clone());
-                    let here = Position { line, tenant: *tenant, key: *key };
-                    let end = ends.entry(*tenant).or_insert_with(|| (0.0, 0.0, here.clone()));
-                    end.0 += cost;
-                    if end.2.key.ticket <= key.ticket {
-                        (end.1, end.2) = (cost, here);
-                    }
-                }
+                let arrived =
+                    tenants.entry(*tenant).or_insert_with(|| Arrived { cost: 0.0, requests: vec![] });
+                arrived.requests.extend(own.iter().map(|(key, value)| (*key, line, value)));
             }
         }
-        let queued = ends.get(&tenant).map_or(0.0, |(sum, ..)| *sum);
+        for arrived in tenants.values_mut() {
+            arrived.requests.sort_unstable_by_key(|(key, ..)| key.ticket);
+            arrived.cost = arrived.requests.iter().map(|(.., value)| cost(value)).sum();
+        }
+        let queued = tenants.get(&tenant).map_or(0.0, |own| own.cost);
         let start = counters.start(tenant, queued);
-        let of_tenant = |(tenant, (sum, last, position)): (u64, (f64, f64, Position<L>))| {
-            (counters.start(tenant, sum - last), position)
-        };
-        let last = ends
-            .into_iter()
-            .map(of_tenant)
-            .max_by(|(one, a), (other, b)| one.total_cmp(other).then(a.key.ticket.cmp(&b.key.ticket)));
-        last.filter(|(last, _)| *last > start).map(|(_, position)| position)
+        let mut last = Vec::new();
+        loop {
+            let ends = tenants.iter().filter_map(|(tenant, arrived)| {
+                let (key, _, value) = arrived.requests.last()?;
+                Some((counters.start(*tenant, arrived.cost - cost(value)), key.ticket, *tenant))
+            });
+            let end = ends.max_by(|(one, a, _), (other, b, _)| one.total_cmp(other).then(a.cmp(b)));
+            let (.., tenant) = end.filter(|(end, ..)| *end > start)?;
+            let arrived = tenants.get_mut(&tenant)?;
+            let (key, line, value) = arrived.requests.pop()?;
+            arrived.cost -= cost(value);
+            last.push(Position { line: line.clone(), tenant, key });
+            if suffices(value) {
+                return Some(last);
+            }
+        }
     }
+}
+
+/// A tenant's requests in the order of their arrival, and what they cost.
+struct Arrived<'a, L, T> {
+    cost: f64,
+    requests: Vec<(Key, &'a L, &'a T)>,
 }
 
 /// Where a line's next request stands among those of other lines.

@@ -50,8 +50,21 @@ impl Queue {
     }
 
     fn give_way(&mut self, tenant: u64) -> Option<&'static str> {
-        let last = self.queue.last_after(&(), tenant, |(cost, _)| *cost)?;
-        self.queue.remove(&last).map(|(_, item)| item)
+        let last = self.queue.last_after(&(), tenant, |(cost, _)| *cost, |_| true)?;
+        self.queue.remove(&last[0]).map(|(_, item)| item)
+    }
+
+    /// Returns what gives way to a request of this cost.
+    fn give_way_for(&self, tenant: u64, cost: f64) -> Option<Vec<&'static str>> {
+        let (mut freed, mut items) = (0.0, Vec::new());
+        let suffices = |(cost_of_one, item): &(f64, &'static str)| {
+            freed += cost_of_one;
+            items.push(*item);
+            freed >= cost
+        };
+        let last = self.queue.last_after(&(), tenant, |_| 1.0, suffices)?;
+        assert_eq!(last.len(), items.len());
+        Some(items)
     }
 
     fn order(&mut self) -> String {
@@ -110,6 +123,21 @@ fn a_full_queue_gives_way_at_its_end_to_a_tenant_with_less_in_it() {
     assert_eq!(queue.give_way(3).unwrap(), "a");
     assert!(queue.give_way(2).is_none(), "the second of 2 comes behind the only one of 1");
     assert_eq!(queue.order(), "ab");
+}
+
+#[test]
+fn as_many_give_way_as_suffice_and_otherwise_none() {
+    let mut queue = Queue::new(0, 0.0);
+    queue.push(3, 800.0, "C");
+    for item in ["a", "b", "c"] {
+        queue.push(1, 10.0, item);
+    }
+    queue.fill(2, 2, 10.0, "x");
+    assert_eq!(queue.give_way_for(4, 15.0).unwrap(), ["c", "x"], "the newest of those with as many");
+    assert_eq!(queue.give_way_for(4, 30.0).unwrap(), ["c", "x", "b"]);
+    assert!(queue.give_way_for(4, 31.0).is_none(), "each tenant keeps one");
+    assert!(queue.give_way_for(2, 10.0).is_none(), "a third one of 2 is no better than that of 1");
+    assert_eq!(queue.queue.len(), 6);
 }
 
 #[test]

@@ -49,7 +49,7 @@ pub use worker_waits::WorkerWait;
 use drain_rate::DrainRate;
 use preemption::{Asking, Preemption};
 use rules::{LineId, class_of, micros};
-use worker_waits::WorkerWaits;
+use worker_waits::{Held, WorkerWaits};
 
 /// The order of waiting requests. Every fourth admission ages, so that no band starves (L3.6), and a tenant
 /// that was idle passes others twice (L3.5).
@@ -209,7 +209,7 @@ impl AdmissionQueue {
     ) -> Option<Place> {
         let mut inner = self.inner.lock();
         let had_place = waited.is_some_and(|wait| inner.end_wait(wait));
-        if !had_place && !inner.has_room(admission_request) {
+        if !had_place && !inner.has_room(admission_request, Held::default()) {
             return None;
         }
         let mut place = self.insert(&mut inner, admission_request, leg, tried);

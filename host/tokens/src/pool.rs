@@ -111,20 +111,19 @@ impl EncodePool {
     }
 
     /// Gives a prompt of `tenant` to the pool. When the pool is full, the prompts of the tenants that have
-    /// most of it give way.
+    /// most of it give way, if there is room then.
     pub fn submit(&self, tenant: u64, bytes: usize, work: Work) -> Ticket {
         let stopped = Arc::<AtomicBool>::default();
         let mut refused = Vec::new();
         let mut position = None;
         {
             let (limits, state) = (&self.shared.limits, &mut *self.shared.state.lock());
-            while !state.fits(bytes, limits) {
-                let last = state.queue.last_after(&(), tenant, |job| cost(job.bytes));
-                let Some(job) = last.and_then(|last| state.queue.remove(&last)) else { break };
+            for last in state.gives_way(tenant, bytes, limits) {
+                let Some(job) = state.queue.remove(&last) else { continue };
                 state.left(job.bytes);
                 refused.push(job.work);
             }
-            if state.fits(bytes, limits) && !state.closed {
+            if limits.fit(state.prompts, state.bytes, bytes) && !state.closed {
                 (state.prompts, state.bytes) = (state.prompts + 1, state.bytes + bytes);
                 let length = if limits.is_long(bytes) { Length::Long } else { Length::Short };
                 let key = Key::in_turn(state.arrived);
@@ -189,6 +188,11 @@ impl PoolLimits {
     fn is_long(&self, bytes: usize) -> bool {
         bytes > self.long_bytes
     }
+
+    /// Whether a prompt of `bytes` fits beside others.
+    fn fit(&self, prompts: usize, sum: usize, bytes: usize) -> bool {
+        prompts < self.prompts && sum.saturating_add(bytes) <= self.bytes
+    }
 }
 
 impl State {
@@ -201,8 +205,17 @@ impl State {
         self.queue.remove(&position)
     }
 
-    fn fits(&self, bytes: usize, limits: &PoolLimits) -> bool {
-        self.prompts < limits.prompts && self.bytes.saturating_add(bytes) <= limits.bytes
+    /// Returns the prompts that give way to one of a tenant: none if it fits, or does not fit without them.
+    fn gives_way(&self, tenant: u64, bytes: usize, limits: &PoolLimits) -> Vec<Position<Length>> {
+        let (mut prompts, mut sum) = (self.prompts, self.bytes);
+        if limits.fit(prompts, sum, bytes) {
+            return Vec::new();
+        }
+        let suffices = |job: &Job| {
+            (prompts, sum) = (prompts - 1, sum - job.bytes);
+            limits.fit(prompts, sum, bytes)
+        };
+        self.queue.last_after(&(), tenant, |job| cost(job.bytes), suffices).unwrap_or_default()
     }
 
     fn left(&mut self, bytes: usize) {

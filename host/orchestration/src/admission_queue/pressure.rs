@@ -5,7 +5,7 @@ use std::fmt;
 use pointsman_workers::ModelName;
 use tokio::time::{Duration, Instant};
 
-use super::{AdmissionQueue, AdmissionRequest, Inner};
+use super::{AdmissionQueue, AdmissionRequest, Inner, worker_waits::Held};
 
 /// Requests that wait and are in flight, and the limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,13 +58,14 @@ impl AdmissionQueue {
 }
 
 impl Inner {
-    /// Returns whether another request may wait.
-    pub(super) fn has_room(&self, admission_request: &AdmissionRequest<'_>) -> bool {
+    /// Returns whether another request may wait, without some of those of its model that wait for a worker.
+    pub(super) fn has_room(&self, admission_request: &AdmissionRequest<'_>, without: Held) -> bool {
         let (rules, model) = (&self.rules, admission_request.model);
         let limit = rules.model(model).limit;
-        let bytes = self.bytes.checked_add(admission_request.bytes);
-        self.counted(None) < rules.limit
-            && (limit == 0 || self.counted(Some(model)) < limit)
+        let bytes = (self.bytes - without.bytes).checked_add(admission_request.bytes);
+        let counted = |model: Option<&ModelName>| self.counted(model) - without.requests;
+        counted(None) < rules.limit
+            && (limit == 0 || counted(Some(model)) < limit)
             && bytes.is_some_and(|sum| sum <= rules.bytes)
     }
 

@@ -2,7 +2,8 @@
 //!
 //! They are not in the order of the queue, so no request of another model waits for their turn. They count
 //! for its bounds. When a worker can serve their model, all of them ask to be admitted as if they arrived.
-//! When there is no room, the newest request of the tenant with most of them gives way to one of another.
+//! When there is no room, the newest request of the tenant with most of them gives way to one of another. No
+//! request gives way for one that finds no room even so.
 
 use std::{
     cmp::Reverse,
@@ -78,9 +79,9 @@ struct Wake {
 
 /// Requests of a model that have a place, and the bytes of their bodies.
 #[derive(Clone, Copy, Debug, Default)]
-struct Held {
-    requests: usize,
-    bytes: usize,
+pub(super) struct Held {
+    pub(super) requests: usize,
+    pub(super) bytes: usize,
 }
 
 /// The wait of a request for a worker that can serve its model. It has a place in the queue, and dropping it
@@ -150,26 +151,41 @@ impl WorkerWaits {
         }
     }
 
-    /// Returns whether their share of the queue, and the model's part of it, has room for another one. A
-    /// model without any may have one that is larger than its part of the bytes.
-    fn has_room(&self, rules: &QueueRules, model: &ModelName, bytes: usize) -> bool {
+    /// Returns whether their share of the queue, and the model's part of it, has room for another one,
+    /// without some of the model. A model that has no other may have one that is larger than its part of the
+    /// bytes.
+    fn has_room(&self, rules: &QueueRules, asks: &AdmissionRequest<'_>, without: Held) -> bool {
         let (places, most_bytes) = ((rules.limit / SHARE).max(1), rules.bytes / SHARE);
-        let fits = |sum: usize, most: usize| sum.checked_add(bytes).is_some_and(|sum| sum <= most);
-        if self.count(None) >= places || !fits(self.bytes, most_bytes) {
+        let fits = |sum: usize, most: usize| sum.checked_add(asks.bytes).is_some_and(|sum| sum <= most);
+        if self.count(None) - without.requests >= places || !fits(self.bytes - without.bytes, most_bytes) {
             return false;
         }
         let models = rules.waiting_models.max(1);
-        let held = self.held.get(model);
-        held.is_none_or(|held| held.requests < places / models && fits(held.bytes, most_bytes / models))
+        let held = self.held.get(asks.model).copied().unwrap_or_default();
+        let (requests, bytes) = (held.requests - without.requests, held.bytes - without.bytes);
+        requests == 0 || (requests < places / models && fits(bytes, most_bytes / models))
     }
 
-    /// Returns the request that gives way to one of a tenant: the newest one of the tenant that would still
-    /// have more of them for its weight. There is none if the new one is larger than its part of the bytes.
-    fn gives_way(&self, rules: &QueueRules, asks: &AdmissionRequest<'_>) -> Option<Position<WaitingFor>> {
-        let most_bytes = rules.bytes / SHARE / rules.waiting_models.max(1);
+    /// Returns the requests that give way to one of a tenant, if they suffice: each is the newest one of the
+    /// tenant that would still have more of them for its weight. There is none if the new one is larger than
+    /// its part of the bytes.
+    fn give_way(
+        &self,
+        rules: &QueueRules,
+        asks: &AdmissionRequest<'_>,
+        has_room: impl Fn(Held) -> bool,
+    ) -> Option<Vec<Position<WaitingFor>>> {
+        if asks.bytes > rules.bytes / SHARE / rules.waiting_models.max(1) {
+            return None;
+        }
+        let mut without = Held::default();
+        let suffices = |waiting: &Waiting| {
+            without.requests += 1;
+            without.bytes += waiting.bytes;
+            has_room(without)
+        };
         let tenant = asks.request.tenant_hash.unwrap_or(NO_TENANT);
-        let last = self.shares.last_after(asks.model, tenant, |_| 1.0);
-        last.filter(|_| asks.bytes <= most_bytes)
+        self.shares.last_after(asks.model, tenant, |_| 1.0, suffices)
     }
 
     fn sleep(&mut self, wait: &WorkerWait) {
@@ -223,12 +239,15 @@ impl WorkerWait {
 impl Inner {
     /// Returns whether there is room for a request that waits for a worker. Others may have to give way.
     fn make_room(&mut self, asks: &AdmissionRequest<'_>) -> bool {
-        while !self.has_room(asks) || !self.worker_waits.has_room(&self.rules, asks.model, asks.bytes) {
-            let Some(last) = self.worker_waits.gives_way(&self.rules, asks) else { return false };
-            if let Some(wake) = self.release(&last) {
-                wake.gave_way.store(true, Ordering::SeqCst);
-                wake.notify.notify_one();
-            }
+        let has_room =
+            |without| self.has_room(asks, without) && self.worker_waits.has_room(&self.rules, asks, without);
+        if has_room(Held::default()) {
+            return true;
+        }
+        let Some(last) = self.worker_waits.give_way(&self.rules, asks, has_room) else { return false };
+        for wake in last.iter().filter_map(|position| self.release(position)) {
+            wake.gave_way.store(true, Ordering::SeqCst);
+            wake.notify.notify_one();
         }
         true
     }

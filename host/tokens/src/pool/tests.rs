@@ -49,6 +49,27 @@ fn h7_a_flood_of_one_tenant_gives_way_to_others_and_is_bounded() {
 }
 
 #[test]
+fn h7_prompts_give_way_only_if_that_makes_room() {
+    let (told, heard) = channel();
+    let (pool, _first, open) = busy(PoolLimits { prompts: 8, ..LIMITS }, &told, &heard);
+    let small = [(); 2].map(|()| pool.submit(1, 10, work("small", &told, None)));
+    let large = pool.submit(3, 900, work("large", &told, None));
+    let refused = [100, 2_000].map(|bytes| pool.submit(2, bytes, work("other", &told, None)));
+    let both = [heard.recv().unwrap(), heard.recv().unwrap()];
+    // H7.4: one small prompt would not suffice.
+    assert_eq!(both, ["other refused", "other refused"]);
+    assert_eq!(pool.waiting(), 3);
+    let other = pool.submit(2, 75, work("other", &told, None));
+    assert_eq!(heard.recv().unwrap(), "small refused");
+    drop(open);
+    let mut said: Vec<String> = heard.iter().take(3).collect();
+    said.sort_unstable();
+    // H7.4
+    assert_eq!(said, ["large", "other", "small"]);
+    drop((small, large, refused, other));
+}
+
+#[test]
 fn prompts_that_nothing_waits_for_leave_the_queue_or_are_stopped() {
     let (told, heard) = channel();
     let (pool, first, open) = busy(LIMITS, &told, &heard);

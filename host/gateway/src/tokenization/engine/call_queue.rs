@@ -70,15 +70,21 @@ impl CallQueue {
 }
 
 impl State {
-    /// Adds a call, unless too many others wait.
+    /// Adds a call, unless too many others wait that would not come after it.
     fn insert(&mut self, tenant: u64, waiting: Waiting) -> Option<Position<()>> {
         let bytes = waiting.bytes;
-        while self.waiting.len() >= MAX_WAITING || self.bytes.saturating_add(bytes) > MAX_WAITING_BYTES {
-            if bytes > MAX_WAITING_BYTES {
-                return None;
+        let fits = |calls: usize, sum: usize| {
+            calls < MAX_WAITING && sum.checked_add(bytes).is_some_and(|sum| sum <= MAX_WAITING_BYTES)
+        };
+        let (mut calls, mut sum) = (self.waiting.len(), self.bytes);
+        if !fits(calls, sum) {
+            let suffices = |other: &Waiting| {
+                (calls, sum) = (calls - 1, sum - other.bytes);
+                fits(calls, sum)
+            };
+            for last in self.waiting.last_after(&(), tenant, |other| cost(other.bytes), suffices)? {
+                self.remove(&last);
             }
-            let last = self.waiting.last_after(&(), tenant, |other| cost(other.bytes))?;
-            self.remove(&last);
         }
         let key = Key::in_turn(self.arrived);
         self.arrived += 1;
@@ -168,6 +174,22 @@ mod tests {
         assert!((&mut other).now_or_never().is_none());
         drop(first);
         assert!(other.now_or_never().flatten().is_some());
+    }
+
+    #[test]
+    fn h7_calls_give_way_only_if_that_makes_room() {
+        let (queue, _running, mut small) = full(3, 10);
+        let mut large = enter(&queue, 3, MAX_WAITING_BYTES - 30);
+        assert!((&mut large).now_or_never().is_none());
+        // H7.16
+        assert!(enter(&queue, 2, 100).now_or_never().is_some_and(|refused| refused.is_none()));
+        assert!(small.iter_mut().all(|call| call.now_or_never().is_none()), "they would not suffice");
+        let mut other = enter(&queue, 2, 15);
+        assert!((&mut other).now_or_never().is_none());
+        let gave_way = small.iter_mut().map(|call| call.now_or_never().is_some());
+        // H7.16
+        assert_eq!(gave_way.collect::<Vec<_>>(), [false, true, true]);
+        assert!(large.now_or_never().is_none());
     }
 
     #[test]

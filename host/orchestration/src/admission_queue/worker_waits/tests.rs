@@ -183,3 +183,26 @@ async fn f7_worker_waits_of_tenants_give_way_by_their_weight() {
     let inner = queue.inner.lock();
     assert_eq!((inner.bytes, inner.worker_waits.bytes, inner.worker_waits.shares.len()), (0, 0, 0));
 }
+
+/// Tenants share by number, so the bytes of small requests may not suffice.
+#[test]
+fn f7_worker_waits_of_other_sizes_give_way_only_if_that_makes_room() {
+    let queue = AdmissionQueue::new(QueueRules { bytes: 80, ..QueueRules::waiting(20) });
+    let of = |tenant, bytes| {
+        let request = RoutingRequest { tenant_hash: Some(tenant), ..RoutingRequest::default() };
+        wait_of(&queue, "a", request, bytes)
+    };
+    let large = of(3, 30).unwrap();
+    let small = [1; 4].map(|bytes| of(2, bytes).unwrap());
+    let gave_way = || small.each_ref().map(|wait| wait.gave_way());
+    // F7.11
+    assert!(of(1, 10).is_none(), "three small ones would not suffice");
+    assert_eq!((gave_way(), large.gave_way(), queue.waiting_bytes()), ([false; 4], false, 34));
+    let other = of(1, 8);
+    // F7.11
+    assert!(other.is_some(), "two suffice");
+    assert_eq!((gave_way(), large.gave_way()), ([false, false, true, true], false));
+    assert_eq!(queue.waiting_bytes(), 40);
+    drop((large, small, other));
+    assert_eq!((queue.waiting_bytes(), queue.worker_waits().len()), (0, 0));
+}
