@@ -1,5 +1,10 @@
 //! The last worker goes while requests are in the queue, or with one that it runs.
 
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use pointsman_tests::{RawRequest, raw_engine};
+
 use super::*;
 
 /// A worker that runs one request for 12 s, a second request that waits for it, and what `then` does while it
@@ -116,17 +121,37 @@ async fn f7_a_request_whose_last_worker_died_before_a_health_check_failed_waits_
 
 #[tokio::test]
 async fn f7_a_request_whose_connection_a_live_worker_broke_gets_the_error_after_a_health_check() {
-    let cluster = empty(|_| {}).await;
-    let resets = RawEngine::serving(|_| vec![Act::Reset]).await.unwrap();
+    // Hardly a check comes by chance while the request is answered.
+    let cluster = empty(|config| config.probe.interval = Duration::from_millis(500)).await;
+    let arrived = Arc::<Mutex<Vec<(String, Instant)>>>::default();
+    let arrivals = arrived.clone();
+    let answers = move |request: &RawRequest| {
+        arrivals.lock().push((request.line.clone(), Instant::now()));
+        match request.line.as_str() {
+            "GET /v1/models" => {
+                vec![Act::Send(raw_engine::json(r#"{"object":"list","data":[{"id":"tiny"}]}"#))]
+            }
+            line if line.starts_with("GET") => vec![Act::Send(raw_engine::json("{}"))],
+            _ => vec![Act::Reset],
+        }
+    };
+    let resets = RawEngine::start(answers).await.unwrap();
     let url = format!("http://{}", resets.address);
     let worker = json!({"id": 1, "role": "aggregated", "engine": "vllm", "url": url}).to_string();
     assert_eq!(cluster.admin.post("/workers", &[], worker).await.unwrap().status, 200);
     cluster.until_counted("pointsman_worker_eligible{", 1.0).await.unwrap();
     let begun = Instant::now();
     let reply = timeout(Duration::from_secs(30), ask(&cluster, json!({}))).await.unwrap();
+    let answered = Instant::now();
     // F7.17
     assert_eq!(reply.status, 502, "{reply:?}");
     assert_eq!(resets.requests().len(), 1, "no worker gets a request again that it broke on");
-    println!("answered after {:?}", begun.elapsed());
+    let arrived = arrived.lock().clone();
+    let broke = arrived.iter().find(|(line, _)| line.starts_with("POST")).unwrap().1;
+    let between = |line: &str, at: Instant| line == "GET /health" && at > broke && at < answered;
+    // F7.17
+    assert!(arrived.iter().any(|(line, at)| between(line, *at)), "no check before the answer: {arrived:?}");
+    // F7.17
+    assert!(answered - begun < Duration::from_secs(6), "{:?}", answered - begun);
     cluster.at_rest().await.unwrap();
 }
