@@ -156,8 +156,8 @@ impl Replicas {
             (ahead.unsigned_abs() > MAX_CLOCK_DIFFERENCE_MS).then(|| {
                 let seconds = ahead.unsigned_abs() / 1_000;
                 format!(
-                    "the clock of gateway {name} is {seconds} s {direction} the clock here, so that limits of shared state \
-                     count apart: synchronize the clocks of both machines"
+                    "the clock of gateway {name} is {seconds} s {direction} the clock here, so limits in shared state do \
+                     not hold for both gateways together: synchronize the clocks of both machines"
                 )
             })
         }));

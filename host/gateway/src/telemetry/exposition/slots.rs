@@ -48,8 +48,8 @@ fn encode_generations(out: &mut Families<'_>, status: &ManagerStatus) -> fmt::Re
     let help = "1 if the native fallback serves because the slot's policy failed, else 0";
     out.gauges("pointsman_policy_breaker_open", help, open)?;
     let not_run = |slot: &SlotStatus| slot.refusals.iter().filter(|refusal| refusal.in_force).count() as u64;
-    let help = "Number of policies that the slot's files and settings name now and that it does not run: they \
-                were refused or rolled back";
+    let help =
+        "Number of policies that the slot should run and does not, because they were refused or rolled back";
     out.gauges("pointsman_policy_not_run", help, slots().map(|(labels, slot)| (labels, not_run(slot))))?;
     let rollbacks = slots().map(|(labels, slot)| (labels, slot.rollbacks));
     out.counters("pointsman_policy_rollbacks", "Number of automatic rollbacks", rollbacks)
