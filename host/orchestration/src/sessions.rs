@@ -21,7 +21,7 @@ pub use shared::{CLOSED_FOR, SessionChange, Stamp};
 
 /// Maximum number of bindings of sessions, and of those of responses. Above it, the quarter that expires
 /// first is evicted.
-const MAX_BINDINGS: usize = 100_000;
+pub const MAX_BINDINGS: usize = 100_000;
 /// How long the worker of a stored response is known.
 const RESPONSE_TTL: Duration = Duration::from_secs(24 * 3_600);
 /// The legs of a session.

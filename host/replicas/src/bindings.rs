@@ -6,20 +6,18 @@
 
 use std::collections::HashMap;
 
-use pointsman_orchestration::{BindingKey, SessionChange, Stamp};
+use pointsman_orchestration::{BindingKey, MAX_BINDINGS, SessionChange, Stamp};
 use pointsman_workers::{DpRank, WorkerId, WorkerKey};
 use tokio::time::Instant;
-
-/// Maximum number of bindings of sessions, and of those of responses. Above it, the quarter that expires
-/// first is evicted.
-const MAX_BINDINGS: usize = 50_000;
 
 /// A change of a session or a response with the names of its worker, unless it was closed.
 pub type NamedSession = (SessionChange, Option<(WorkerKey, DpRank)>);
 
 /// The bindings with the names of their workers.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Bindings {
+    /// This gateway as the writer of bindings.
+    own: u64,
     sessions: Table,
     responses: Table,
 }
@@ -37,6 +35,12 @@ struct Binding {
 }
 
 impl Bindings {
+    /// Creates an empty table of the gateway that is `own` as the writer of bindings.
+    #[must_use]
+    pub fn new(own: u64) -> Self {
+        Self { own, sessions: Table::new(), responses: Table::new() }
+    }
+
     /// Notes a change, unless a newer one is known. Returns whether it was noted. `is_placed`: whether the
     /// request path has it, or gets it now.
     pub fn note(&mut self, (change, worker): NamedSession, is_placed: bool, now: Instant) -> bool {
@@ -50,7 +54,7 @@ impl Bindings {
         }
         let binding = Binding { worker, until: now + change.ttl, stamp: change.stamp, is_placed };
         table.insert(change.key, binding);
-        limit(table, now);
+        limit(table, self.own, now);
         true
     }
 
@@ -91,13 +95,15 @@ impl Binding {
     }
 }
 
-/// Evicts the quarter that expires first, when there are too many.
-fn limit(table: &mut Table, now: Instant) {
+/// When there are too many, evicts a quarter: those of other gateways, which keep them too, before own ones,
+/// and of each those that expire first.
+fn limit(table: &mut Table, own: u64, now: Instant) {
     if table.len() > MAX_BINDINGS {
-        let mut ends: Vec<Instant> = table.values().map(|binding| binding.until).collect();
-        let (_, quarter, _) = ends.select_nth_unstable(MAX_BINDINGS / 4);
-        let from = (*quarter).max(now);
-        table.retain(|_, binding| binding.until > from);
+        let worth = |binding: &Binding| (binding.until > now && binding.stamp.writer == own, binding.until);
+        let mut order: Vec<(bool, Instant)> = table.values().map(worth).collect();
+        let (_, quarter, _) = order.select_nth_unstable(MAX_BINDINGS / 4);
+        let from = (*quarter).max((false, now));
+        table.retain(|_, binding| worth(binding) > from);
     }
 }
 
@@ -125,7 +131,7 @@ mod tests {
 
     #[test]
     fn q6_bindings_of_a_worker_that_joins_later_are_placed_then_and_once() {
-        let (mut bindings, now) = (Bindings::default(), Instant::now());
+        let (mut bindings, now) = (Bindings::new(9), Instant::now());
         assert!(bindings.note((change(session(1), 12, 9), on(1)), false, now));
         assert!(bindings.note((change(BindingKey::Response(2), 12, 9), on(1)), false, now));
         assert!(bindings.note((change(session(3), 12, 9), on(3)), false, now));
@@ -144,7 +150,7 @@ mod tests {
 
     #[test]
     fn q6_the_newest_binding_of_a_key_is_kept_whoever_made_it() {
-        let (mut bindings, now) = (Bindings::default(), Instant::now());
+        let (mut bindings, now) = (Bindings::new(9), Instant::now());
         assert!(bindings.note((change(session(1), 12, 9), on(1)), true, now));
         assert!(!bindings.note((change(session(1), 11, 10), on(2)), true, now));
         assert!(!bindings.note((change(session(1), 12, 9), on(2)), true, now));
@@ -162,7 +168,7 @@ mod tests {
 
     #[test]
     fn q6_bindings_of_others_are_bounded_and_so_are_their_times() {
-        let (mut bindings, now) = (Bindings::default(), Instant::now());
+        let (mut bindings, now) = (Bindings::new(8), Instant::now());
         let endless = SessionChange { ttl: Duration::MAX, ..change(BindingKey::Response(7), u64::MAX, 9) };
         assert!(bindings.note((endless, on(1)), false, now));
         for name in 0..=MAX_BINDINGS as u64 {
@@ -175,5 +181,22 @@ mod tests {
         let (response, _) = held.iter().find(|(change, _)| change.key == BindingKey::Response(7)).unwrap();
         // Q6.3
         assert!(response.ttl <= Duration::from_secs(24 * 3_600) && response.stamp.at_us < u64::MAX);
+    }
+
+    #[test]
+    fn q6_own_bindings_are_evicted_after_those_of_others() {
+        let (mut bindings, now) = (Bindings::new(9), Instant::now());
+        let own = |name| SessionChange { ttl: TTL / 2, ..change(session(name), 1, 9) };
+        for name in 0..100 {
+            assert!(bindings.note((own(name), on(1)), true, now));
+        }
+        for name in 100..=MAX_BINDINGS as u64 {
+            let ttl = TTL + Duration::from_millis(name);
+            let later = SessionChange { ttl, ..change(session(name), 1, 10) };
+            assert!(bindings.note((later, on(1)), true, now));
+        }
+        // Q6.8
+        assert_eq!(bindings.held(Some(9), now).len(), 100);
+        assert_eq!(bindings.held(None, now).len(), MAX_BINDINGS / 4 * 3);
     }
 }

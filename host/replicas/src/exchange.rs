@@ -121,7 +121,7 @@ impl Exchange {
             journal,
             sessions,
             session_changes,
-            bindings: Bindings::default(),
+            bindings: Bindings::new(writer),
             writer,
             states,
             state_link: None,

@@ -52,7 +52,7 @@ fn q6_a_binding_that_is_sent_on_is_as_old_as_before() {
         stamp: Stamp { at_us, writer },
     };
     let worker = Some((WorkerKey::of(&spec(1)), DpRank(1)));
-    let (mut known, mut here) = (Bindings::default(), Bindings::default());
+    let (mut known, mut here) = (Bindings::new(writer_of("a")), Bindings::new(writer_of("me")));
     known.note((made(at_us, writer_of("gone")), worker), true, now);
     // This gateway has a later one.
     here.note((made(at_us + 1, writer_of("me")), worker), true, now);
