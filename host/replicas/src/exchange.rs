@@ -194,9 +194,10 @@ impl Exchange {
 
     fn on_effect(&mut self, effect: Effect, now: Instant) {
         match effect {
-            Effect::Asked => {
+            Effect::Asked { all } => {
+                let which = if all { SentBindings::Known } else { SentBindings::Own };
                 self.times.snapshot_due = true;
-                self.times.bindings_due = SentBindings::Known;
+                self.times.bindings_due = which.max(self.times.bindings_due);
                 return;
             }
             Effect::Session(change) => {

@@ -61,8 +61,11 @@ pub struct Peers {
 /// Effects of a message, or of the time that passed.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Effect {
-    /// Another gateway asks for a snapshot of this one.
-    Asked,
+    /// Another gateway asks for a snapshot.
+    Asked {
+        /// Whether it asks all gateways, since it is new. If not, messages of this one were lost.
+        all: bool,
+    },
     /// A gateway appeared.
     Joined(Arc<str>),
     /// A gateway was restarted: its bookings are gone.
@@ -153,12 +156,10 @@ impl Peers {
             effects.push(Effect::Left(name));
             return Ok(effects);
         }
-        let asked = match &message.kind {
-            Kind::Ask(target) => target.is_empty() || **target == *self.own_name,
-            _ => false,
-        };
-        if asked {
-            effects.push(Effect::Asked);
+        if let Kind::Ask(target) = &message.kind
+            && (target.is_empty() || **target == *self.own_name)
+        {
+            effects.push(Effect::Asked { all: target.is_empty() });
         }
         if let Some(peer) = self.peers.get_mut(&name) {
             let mut table = peer::Table {

@@ -17,9 +17,9 @@ const MAX_CHANGES: usize = 16_384;
 pub(super) enum SentBindings {
     #[default]
     None,
-    /// Those that were made here, for the others: the connection is new.
+    /// Those that were made here, for the others: the connection is new, or messages of this gateway were lost.
     Own,
-    /// Also those of other gateways, if it is up to this gateway to send these: another one asked.
+    /// Also those of other gateways, if it is up to this gateway to send these: a gateway joined.
     Known,
 }
 
@@ -75,4 +75,58 @@ fn take_changes(changes: &Receiver<SessionChange>, registry: &Registry) -> Vec<N
         Some((change, Some((WorkerKey::of(snapshot.get(worker)?.spec()), rank))))
     });
     named.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::Arc, time::Duration};
+
+    use pointsman_orchestration::{BindingKey, Sessions, Stamp};
+    use pointsman_workers::{DpRank, Journal, Leg, WorkerId};
+    use prefix_index::{IndexConfig, PrefixIndex};
+
+    use super::*;
+    use crate::{
+        config::{Credentials, ReplicasConfig},
+        peers::Effect,
+        shared_states::SharedStates,
+    };
+
+    fn exchange() -> Exchange {
+        let second = Duration::from_secs(1);
+        let config = ReplicasConfig {
+            servers: Vec::new(),
+            fleet: "f".to_owned(),
+            name: "me".to_owned(),
+            block_size: 16,
+            interval: second,
+            snapshot_interval: second,
+            lease: second,
+            credentials: Credentials::None,
+            tls: None,
+        };
+        let (sessions, changes) = Sessions::shared(1);
+        let index = Arc::new(PrefixIndex::synchronous(IndexConfig::default()));
+        let (sessions, states) = (Arc::new(sessions), SharedStates::new([]));
+        let tables = (Arc::default(), index);
+        Exchange::new(config, Journal::new(1), (sessions, changes), states, 5, tables, Arc::default())
+    }
+
+    #[test]
+    fn q6_bindings_of_all_are_sent_to_gateways_that_join_and_not_for_each_lost_message() {
+        let (mut exchange, now) = (exchange(), Instant::now());
+        let worker = Some((WorkerKey { id: WorkerId(1), url: 1 }, DpRank(0)));
+        for (session, writer) in [(1, exchange.writer), (2, 9)] {
+            let (key, stamp) = (BindingKey::Session(session, Leg::Decode), Stamp { at_us: 1, writer });
+            let ttl = Duration::from_secs(60);
+            exchange.apply_change((SessionChange { key, candidate: None, ttl, stamp }, worker), now);
+        }
+        let mut sent = |asked: &[bool]| {
+            asked.iter().for_each(|all| exchange.on_effect(Effect::Asked { all: *all }, now));
+            let which = std::mem::take(&mut exchange.times.bindings_due);
+            exchange.bindings_to_send(which, now).len()
+        };
+        // Q6.6: one that lost messages of this gateway gets the bindings of this one
+        assert_eq!((sent(&[false]), sent(&[true]), sent(&[true, false]), sent(&[])), (1, 2, 2, 0));
+    }
 }

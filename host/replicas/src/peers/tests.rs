@@ -275,10 +275,11 @@ fn q2_a_gateway_that_stops_is_forgotten_at_once() {
 #[test]
 fn a_question_is_for_all_or_for_the_gateway_that_it_names() {
     let (mut sender, mut reader) = (Sender::new(5, 100), Reader::new(&[]));
-    let asked = |effects: Vec<Effect>| effects.contains(&Effect::Asked);
-    assert!(asked(reader.receive(vec![sender.outbox.ask("")])));
-    assert!(asked(reader.receive(vec![sender.outbox.ask("me")])));
-    assert!(!asked(reader.receive(vec![sender.outbox.ask("b")])));
+    reader.receive(vec![sender.outbox.heartbeat()]);
+    let mut effects = |name| reader.receive(vec![sender.outbox.ask(name)]);
+    assert_eq!(effects(""), [Effect::Asked { all: true }]);
+    assert_eq!(effects("me"), [Effect::Asked { all: false }]);
+    assert_eq!(effects("b"), []);
 }
 
 #[test]
