@@ -180,6 +180,8 @@ struct Probe {
     config: watch::Receiver<ProbeConfig>,
     checks: HealthChecks,
     connection: KeptConnection,
+    /// Whether the engine speaks TLS, if it was asked in the present row of failures.
+    speaks_tls: Option<bool>,
     /// The engine may be another process than at the last check.
     reconnected: bool,
     health_path: &'static str,
@@ -217,6 +219,7 @@ impl Probe {
             config,
             checks: HealthChecks::default(),
             connection: KeptConnection::default(),
+            speaks_tls: None,
             reconnected: false,
             health_path: health_path(engine),
             load_path: metrics_path(engine),

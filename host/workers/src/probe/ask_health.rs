@@ -7,6 +7,7 @@ use bytes::Bytes;
 
 use super::{
     CHECK_URL, HEALTH, MAX_BODY, MAX_FACTS_BODY, Probe, client::Response, health::health_path, parse,
+    speaks_tls,
 };
 use crate::{id::Engine, worker::Health};
 
@@ -132,6 +133,28 @@ impl Probe {
         self.reconnected |= connection.is_some_and(|local| self.connection.is_replaced(local));
         if is_slow && matches!(answer, Response::Ok(_) | Response::Absent) {
             self.checks.took(took, &config);
+        }
+        self.or_speaks_tls(&url, answer).await
+    }
+
+    /// Replaces the answer of an engine that speaks TLS although its URL has none. That is asked once in a row
+    /// of failures: `probe.max_per_second` does not count it.
+    pub(super) async fn or_speaks_tls(&mut self, url: &str, answer: Response) -> Response {
+        if matches!(answer, Response::Ok(_) | Response::Absent | Response::Refused(_)) {
+            // It answers without TLS, or ended: the next process may speak it.
+            self.speaks_tls = None;
+        } else if answer.may_need_tls() {
+            let speaks_tls = match self.speaks_tls {
+                Some(known) => known,
+                None => {
+                    let _turn = self.turns.acquire().await;
+                    self.client.needs_tls(url).await
+                }
+            };
+            self.speaks_tls = Some(speaks_tls);
+            if speaks_tls {
+                return Response::Untrusted(format!("GET {url}: {}", speaks_tls::PROBLEM));
+            }
         }
         answer
     }

@@ -141,13 +141,10 @@ impl Response {
     pub(super) fn refuses_key(&self) -> bool {
         matches!(self, Self::Status(status, _) if is_key_refused(*status))
     }
-}
 
-/// Returns whether an engine with TLS would answer so to a request without it.
-fn may_need_tls(called: &Result<Answered, Response>) -> bool {
-    match called {
-        Ok(answered) => answered.status == StatusCode::BAD_REQUEST,
-        Err(problem) => matches!(problem, Response::Failed(_)),
+    /// Returns whether an engine with TLS would answer so to a request without it.
+    pub(super) fn may_need_tls(&self) -> bool {
+        matches!(self, Self::Failed(_) | Self::Status(StatusCode::BAD_REQUEST, _))
     }
 }
 
@@ -209,11 +206,7 @@ impl ProbeClient {
         limit: Duration,
     ) -> (Response, Option<SocketAddr>) {
         let call = self.call((Method::GET, url), key, Bytes::new(), max_body);
-        let called = tokio::time::timeout(limit, call).await;
-        if called.as_ref().is_ok_and(may_need_tls) && self.needs_tls(url).await {
-            return (Response::Untrusted(format!("GET {url}: {}", speaks_tls::PROBLEM)), None);
-        }
-        let Answered { status, body, connection } = match called {
+        let Answered { status, body, connection } = match tokio::time::timeout(limit, call).await {
             Ok(Ok(answered)) => answered,
             Ok(Err(response)) => return (response, None),
             Err(_) => return (Response::TimedOut(format!("GET {url}: timed out after {limit:?}")), None),
@@ -233,7 +226,7 @@ impl ProbeClient {
     }
 
     /// Returns whether the engine speaks TLS although its URL says otherwise.
-    async fn needs_tls(&self, url: &str) -> bool {
+    pub(super) async fn needs_tls(&self, url: &str) -> bool {
         match self {
             Self::Plain(_, WorkerNames(names)) => speaks_tls::speaks_tls(url, names).await,
             Self::Tls { .. } => false,

@@ -110,7 +110,11 @@ impl Probe {
     /// Reads the models. Returns their owner.
     async fn read_models(&mut self) -> Result<Option<String>, Problem> {
         let spec = self.worker.spec().clone();
-        let answer = self.get("/v1/models").await;
+        let mut answer = self.get("/v1/models").await;
+        if self.worker.health() == Health::Unknown {
+            // No health check came before.
+            answer = self.or_speaks_tls(&format!("{}/v1/models", spec.url), answer).await;
+        }
         self.worker.set_refused(answer.is_refusal(), answer.refuses_key());
         if let Response::TimedOut(problem) = answer {
             return Err(Problem::TimedOut(problem));

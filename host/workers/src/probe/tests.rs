@@ -18,6 +18,8 @@ use crate::{
     worker::{Health, Ineligible},
 };
 
+mod tls_question;
+
 /// A worker that answers probes; its health follows the switch.
 /// The process of the worker started at the time in `started`.
 async fn engine(
