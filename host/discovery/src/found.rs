@@ -30,8 +30,8 @@ pub struct Found {
     pub identity: Option<Arc<str>>,
     /// Name of its entry in the source, if refusals have to name it.
     pub entry: Option<Arc<str>>,
-    /// Order in which a source's entries were written, where the one that was written last counts.
-    pub written: u64,
+    /// Order in which a source's entries were created, where the one that was created last counts.
+    pub created: u64,
 }
 
 /// An entry of a source that is not used.
@@ -69,7 +69,7 @@ impl Found {
     /// A worker that stays.
     #[must_use]
     pub fn staying(spec: WorkerSpec) -> Self {
-        Self { spec, leaving: false, unready: false, identity: None, entry: None, written: 0 }
+        Self { spec, leaving: false, unready: false, identity: None, entry: None, created: 0 }
     }
 
     /// Returns whether this describes the same worker in the same way: another pod at the same address is

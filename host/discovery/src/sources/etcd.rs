@@ -105,9 +105,9 @@ struct KeyValue {
     key: String,
     #[serde(default)]
     value: String,
-    /// Revision at which the key was written last.
+    /// Revision at which the key was created.
     #[serde(default)]
-    mod_revision: String,
+    create_revision: String,
 }
 
 /// One message of a watch.
@@ -371,8 +371,8 @@ fn entry(pair: &KeyValue) -> Option<(String, Result<Vec<Found>, Invalid>)> {
             return Err(format!("the value has {} bytes: at most {MAX_VALUE} are read", value.len()));
         }
         let spec: WorkerSpec = serde_json::from_slice(&value).map_err(|error| error.to_string())?;
-        let written = pair.mod_revision.parse().unwrap_or_default();
-        Ok(vec![Found { entry: Some(key.as_str().into()), written, ..Found::staying(spec) }])
+        let created = pair.create_revision.parse().unwrap_or_default();
+        Ok(vec![Found { entry: Some(key.as_str().into()), created, ..Found::staying(spec) }])
     });
     Some((key, described.map_err(Invalid::from)))
 }

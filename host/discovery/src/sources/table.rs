@@ -94,26 +94,27 @@ impl Table {
         SourceSnapshot { workers, refused, read }
     }
 
-    /// Returns the workers, of several with one URL the one whose entry was written last: an engine that
-    /// registers anew under another key is not what its old key describes. The others are refused.
+    /// Returns the workers, of several with one URL the one whose entry was created last: an engine that
+    /// registers anew under another key is not what its old key describes. The others are refused. Which one
+    /// it is does not change while both entries are written again and again.
     #[cfg(feature = "etcd")]
     pub(super) fn snapshot_newest(&self, read: Read) -> SourceSnapshot {
         let mut snapshot = self.snapshot(read);
         let mut newest: HashMap<Arc<str>, (u64, Option<Arc<str>>)> = HashMap::new();
-        for Found { spec, entry, written, .. } in &snapshot.workers {
-            let known = newest.entry(spec.url.clone()).or_insert_with(|| (*written, entry.clone()));
-            if known.0 < *written {
-                *known = (*written, entry.clone());
+        for Found { spec, entry, created, .. } in &snapshot.workers {
+            let known = newest.entry(spec.url.clone()).or_insert_with(|| (*created, entry.clone()));
+            if known.0 < *created {
+                *known = (*created, entry.clone());
             }
         }
         let refused = &mut snapshot.refused;
         snapshot.workers.retain(|found| {
             let Some((_, Some(later))) =
-                newest.get(&found.spec.url).filter(|(written, _)| found.written < *written)
+                newest.get(&found.spec.url).filter(|(created, _)| found.created < *created)
             else {
                 return true;
             };
-            let problem = format!("entry `{later}` has the same URL and was written later: that one is used");
+            let problem = format!("entry `{later}` has the same URL and was created later: that one is used");
             refused.push(Refusal::new(found.entry.as_deref().unwrap_or_default(), &problem));
             false
         });
@@ -196,10 +197,10 @@ mod tests {
 
     #[cfg(feature = "etcd")]
     #[test]
-    fn p8_of_several_entries_with_one_url_the_one_written_last_counts() {
-        let entry = |key: &str, written: u64, flag: &str| {
+    fn p8_of_several_entries_with_one_url_the_one_created_last_counts() {
+        let entry = |key: &str, created: u64, flag: &str| {
             let spec = WorkerSpec::parse_flag(&format!("engine=vllm,url=http://a:1,{flag}")).unwrap();
-            (key.to_owned(), Ok(vec![Found { entry: Some(key.into()), written, ..Found::staying(spec) }]))
+            (key.to_owned(), Ok(vec![Found { entry: Some(key.into()), created, ..Found::staying(spec) }]))
         };
         let mut table = Table::default();
         let old = entry("w-1", 5, "role=prefill");
@@ -212,7 +213,7 @@ mod tests {
         // P8.10
         assert_eq!(keys(&workers), ["w-2", "w-9"]);
         assert_eq!(refused.iter().map(|refusal| &*refusal.entry).collect::<Vec<_>>(), ["w-1", "w-3"]);
-        let problem = "entry `w-2` has the same URL and was written later: that one is used";
+        let problem = "entry `w-2` has the same URL and was created later: that one is used";
         assert_eq!(refused[0].problem, problem);
         table.remove("w-2");
         // P8.10
