@@ -202,8 +202,8 @@ impl Fleet {
         inner.sources.iter().all(|source| source.problem.is_none() && source.last_good.is_some())
     }
 
-    /// Lets workers leave when their requests have ended or their time is over, and asks sources for second
-    /// confirmations, and logs their changes, until `stop`.
+    /// Lets workers leave when their requests have ended or their time is over, asks sources for second
+    /// confirmations and logs their changes, until `stop`.
     pub async fn run(self: Arc<Self>, stop: CancellationToken) {
         loop {
             let next = self.tick(Instant::now());
