@@ -16,6 +16,7 @@ use crate::{
     spec::WorkerSpec,
 };
 
+mod answered_paths;
 mod back_pressure;
 mod breaks;
 mod broken_handoffs;
@@ -36,6 +37,7 @@ mod state;
 mod take_over;
 mod warm_up;
 
+use answered_paths::AnsweredPaths;
 use back_pressure::BackPressure;
 pub use back_pressure::{Pause, Refusal};
 use breaks::Breaks;

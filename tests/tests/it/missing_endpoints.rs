@@ -2,6 +2,11 @@
 
 #![allow(clippy::unwrap_used, clippy::cast_precision_loss, reason = "helpers of tests may fail as tests do")]
 
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
+
 use pointsman_tests::{
     Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
     raw_engine::{json as ok, status},
@@ -113,4 +118,40 @@ async fn i17_a_response_that_an_engine_does_not_have_does_not_say_that_it_lacks_
     }
     // I17.7
     assert!(asked(&lacks, RESPONSES) >= 5, "{} and {}", asked(&lacks, RESPONSES), asked(&other, RESPONSES));
+}
+
+/// The proxy before one engine loses its routes for a moment.
+#[tokio::test]
+async fn i17_a_404_for_a_moment_does_not_take_from_an_engine_what_it_has_answered() {
+    let is_lost = Arc::new(AtomicBool::new(false));
+    let lost = is_lost.clone();
+    let answer = move |request: &RawRequest| match request.line.as_str() {
+        line if line.starts_with("POST") && lost.load(Ordering::SeqCst) => {
+            status("404 Not Found", "no route to a backend")
+        }
+        line => ok(match line {
+            "GET /v1/models" => r#"{"object":"list","data":[{"id":"tiny","owned_by":"vllm"}]}"#,
+            "POST /v1/completions" => r#"{"choices":[{"index":0,"text":"x","finish_reason":"stop"}]}"#,
+            _ => "{}",
+        }),
+    };
+    let proxied = RawEngine::start(move |request| vec![Act::Send(answer(request))]).await.unwrap();
+    let other = engine(true).await;
+    let cluster = TestClusterBuilder::new().start().await.unwrap();
+    describe(&cluster, 1, &proxied, 100).await;
+    describe(&cluster, 2, &other, 100).await;
+    let ask = async |number: usize| {
+        let before = asked(&proxied, COMPLETIONS);
+        for _ in 0..number {
+            assert_eq!(post(&cluster, COMPLETIONS, json!({})).await.0, 200);
+        }
+        asked(&proxied, COMPLETIONS) - before
+    };
+    assert!(ask(20).await >= 5);
+    is_lost.store(true, Ordering::SeqCst);
+    assert!(ask(20).await >= 2, "its requests are retried");
+    is_lost.store(false, Ordering::SeqCst);
+    // I17.7
+    assert!(ask(20).await >= 5);
+    cluster.at_rest().await.unwrap();
 }

@@ -75,7 +75,7 @@ impl Drive {
             return;
         }
         let Some(place) = self.enter(leg, place) else { return };
-        self.look_for_missing_endpoints();
+        self.look_for_missing_endpoints(leg);
         let (mut refused, begun) = (None, Instant::now());
         let is_planned = self.planned_for(leg).is_some();
         if is_planned && place.is_some() && !self.plan_holds() {

@@ -40,10 +40,10 @@ impl SecondOpinion {
 }
 
 impl Drive {
-    /// Looks which workers lack the request's endpoint.
-    pub(super) fn look_for_missing_endpoints(&mut self) {
+    /// Looks which workers of a leg lack the request's endpoint.
+    pub(super) fn look_for_missing_endpoints(&mut self, leg: Leg) {
         let path = self.request.endpoint.path();
-        self.second_opinion.lacking = self.state.missing_endpoints.workers(path, &self.snapshot);
+        self.second_opinion.lacking = self.state.missing_endpoints.workers(leg, path, &self.snapshot);
     }
 
     /// Notes that the worker of a leg refused the request as the client's error. Returns whether another
@@ -104,11 +104,13 @@ impl Drive {
         // An answer of decode shows that the prefill before it was taken, too, but not the other way round. A
         // worker that does both is another kind of worker.
         let shows = |refused: Leg| leg == refused || (leg, refused) == (Leg::Decode, Leg::Prefill);
+        let path = self.request.endpoint.path();
+        self.candidate(leg).inspect(|took| took.worker.note_answered_path(path));
         let took = self.candidate(leg).map(Candidate::worker_id);
         let lack = self.second_opinion.without_endpoint.extract_if(.., |(refused, _)| shows(*refused));
-        for (_, lacks) in lack.filter(|(_, lacks)| Some(lacks.worker_id()) != took) {
-            let (worker, path) = (lacks.worker_id(), self.request.endpoint.path());
-            if self.state.missing_endpoints.note(&lacks.worker, path) {
+        for (refused, lacks) in lack.filter(|(_, lacks)| Some(lacks.worker_id()) != took) {
+            let worker = lacks.worker_id();
+            if self.state.missing_endpoints.note(&lacks.worker, refused, path) {
                 tracing::info!(%worker, path, "engine does not have an endpoint: others are asked first");
             }
         }

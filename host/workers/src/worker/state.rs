@@ -14,8 +14,8 @@ use tokio::{
 };
 
 use super::{
-    BackPressure, Breaks, BrokenHandoffs, LastFailure, LearnedLimit, Loading, LostRanks, Moves, WarmUp,
-    WarmUps, refusing::Refusing,
+    AnsweredPaths, BackPressure, Breaks, BrokenHandoffs, LastFailure, LearnedLimit, Loading, LostRanks,
+    Moves, WarmUp, WarmUps, refusing::Refusing,
 };
 use crate::{
     activity::Activity,
@@ -68,6 +68,7 @@ pub(super) struct State {
     /// Number of legs that failed before the engine's process began.
     pub(super) failed_before: AtomicU32,
     pub(super) back_pressure: BackPressure,
+    pub(super) answered_paths: ArcSwap<AnsweredPaths>,
     pub(super) refusing: Refusing,
     pub(super) learned_limit: LearnedLimit,
     pub(super) lost_ranks: LostRanks,
@@ -171,6 +172,7 @@ impl State {
             ended_processes: AtomicU32::new(0),
             failed_before: AtomicU32::new(0),
             back_pressure: BackPressure::new(),
+            answered_paths: ArcSwap::default(),
             refusing: Refusing::new(),
             learned_limit: LearnedLimit::new(),
             lost_ranks: LostRanks::default(),
