@@ -176,14 +176,7 @@ fn write(file: &Path, artifact: &Artifact) -> anyhow::Result<String> {
     };
     let signed = artifact.signature.as_ref().map(|text| stage(&path, text.as_bytes())).transpose()?;
     let policy = stage(file, &artifact.wasm)?;
-    let Some(signed) = signed else {
-        policy.put_in_place().with_context(|| file.display().to_string())?;
-        return match std::fs::remove_file(&path) {
-            Ok(()) => Ok(format!("\nremoved {}: this policy comes without a signature", path.display())),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(String::new()),
-            Err(error) => Err(error).with_context(|| format!("cannot remove {}", path.display())),
-        };
-    };
+    let Some(signed) = signed else { return write_unsigned(file, policy, &path) };
     let before = std::fs::read(&path);
     signed.put_in_place().with_context(|| path.display().to_string())?;
     policy.put_in_place().with_context(|| {
@@ -195,6 +188,23 @@ fn write(file: &Path, artifact: &Artifact) -> anyhow::Result<String> {
         format!("cannot replace {}{}", file.display(), error.unwrap_or_default())
     })?;
     Ok(String::new())
+}
+
+/// Puts a policy without a signature in place. The signature that is there goes first: if it stayed, the new
+/// policy would be refused as `tampered`.
+fn write_unsigned(file: &Path, policy: Staged, signature: &Path) -> anyhow::Result<String> {
+    let taken = Staged::take_away(signature);
+    let taken = taken.with_context(|| format!("cannot remove {}", signature.display()))?;
+    if let Err(error) = policy.put_in_place() {
+        let restored = taken.map_or(Ok(()), Staged::put_in_place);
+        let lost = restored.err().map(|error| format!("; {} is missing: {error}", signature.display()));
+        let problem = format!("cannot replace {}{}", file.display(), lost.unwrap_or_default());
+        return Err(error).context(problem);
+    }
+    Ok(match taken {
+        Some(_) => format!("\nremoved {}: this policy comes without a signature", signature.display()),
+        None => String::new(),
+    })
 }
 
 #[cfg(test)]

@@ -906,6 +906,38 @@ fn o9_a_signed_policy_and_its_signature_are_replaced_together_or_not_at_all() {
 }
 
 #[test]
+fn o9_a_policy_without_a_signature_and_the_removal_of_the_old_one_happen_together_or_not_at_all() {
+    let dir = folder();
+    let path = |name: &str| dir.path().join(name);
+    let read = |name: &str| fs::read_to_string(path(name)).expect("read");
+    let push = || pointsman(dir.path(), ["push", "policy.wasm", "dir:d"]);
+    let count = || fs::read_dir(path("d")).expect("listed").count();
+    embedded(dir.path(), "least-loaded");
+    // A signature that cannot be removed.
+    fs::create_dir_all(path("d/policy.wasm.minisig")).expect("created");
+    fs::write(path("d/policy.wasm"), "another policy").expect("written");
+    let refused = push();
+    // O9.4
+    assert_eq!(
+        (refused.code, read("d/policy.wasm").as_str()),
+        (Some(2), "another policy"),
+        "{}",
+        refused.err
+    );
+    assert!(refused.err.contains("cannot remove d/policy.wasm.minisig"), "{}", refused.err);
+    assert_eq!(count(), 2, "nothing else is left");
+    // A policy that cannot be replaced.
+    fs::remove_dir(path("d/policy.wasm.minisig")).expect("removed");
+    fs::write(path("d/policy.wasm.minisig"), "its signature").expect("written");
+    fs::remove_file(path("d/policy.wasm")).expect("removed");
+    fs::create_dir(path("d/policy.wasm")).expect("created");
+    let refused = push();
+    assert_eq!((refused.code, read("d/policy.wasm.minisig").as_str()), (Some(2), "its signature"));
+    assert!(refused.err.contains("cannot replace d/policy.wasm"), "{}", refused.err);
+    assert_eq!(count(), 2, "nothing else is left");
+}
+
+#[test]
 fn o9_a_formula_file_is_copied_to_a_directory_that_exists_and_to_no_registry() {
     let dir = folder();
     let path = |name: &str| dir.path().join(name);
