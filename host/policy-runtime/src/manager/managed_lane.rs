@@ -111,6 +111,8 @@ impl ManagedLane {
         }
         self.misses += 1;
         if self.misses < MAX_MISSES && !moved {
+            // A reload that does not find the file does not judge the signature that comes back with it.
+            self.tampered_from = None;
             return true;
         }
         (self.seen, self.misses, self.own) = (false, 0, None);
@@ -206,5 +208,26 @@ impl ManagedLane {
         }
         self.refusals = records;
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn n7_a_file_that_a_reload_did_not_find_may_be_updated_when_it_comes_back() {
+        let mut lane = ManagedLane::new(PathBuf::from("prefill.wasm"), None);
+        assert!(!lane.may_come_back(true, false) && !lane.may_be_updated(false));
+        lane.prepare_reload();
+        assert!(lane.may_come_back(false, false));
+        assert!(!lane.may_come_back(true, false));
+        // N7.26
+        assert!(lane.may_be_updated(true));
+        lane.prepare_reload();
+        assert!(
+            !lane.may_come_back(true, false) && !lane.may_be_updated(true),
+            "a reload judges what it finds"
+        );
     }
 }

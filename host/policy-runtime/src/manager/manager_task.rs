@@ -229,7 +229,10 @@ impl ManagerTask {
     fn run_command(&mut self, command: Command) -> Result<Done, CommandError> {
         let changed = match command {
             Command::Reload => {
-                self.managed.iter_mut().for_each(ManagedSlot::prepare_reload);
+                // A scan without the directory judges no file. What it comes back with may be in an update.
+                if self.can_read_folder() {
+                    self.managed.iter_mut().for_each(ManagedSlot::prepare_reload);
+                }
                 self.scan()
             }
             Command::RollBack { slot, lane } => {

@@ -808,6 +808,37 @@ fn n7_an_update_of_policy_and_signature_is_no_refusal_between_its_two_renames() 
 }
 
 #[test]
+fn n7_an_update_of_a_directory_that_a_reload_did_not_find_is_no_refusal() {
+    let trusted = minisign::KeyPair::generate_unencrypted_keypair().unwrap();
+    let keys = [trusted.pk.to_base64()];
+    let managed = managed(builtin(), TrustRules::new(Some(&keys), BTreeMap::new()).unwrap(), &[]);
+    managed.put("prefill.wasm.minisig", &sign(&trusted.sk, LEAST_LOADED));
+    managed.put("prefill.wasm", LEAST_LOADED);
+    managed.until("the first one", |slot| slot.policy == "least-loaded");
+    let here = managed.dir.path().to_owned();
+    let away = here.with_extension("away");
+    let updates = [("weighted-random", WEIGHTED_RANDOM), ("least-loaded", LEAST_LOADED)];
+    for (name, bytes) in updates.into_iter().cycle() {
+        let before = managed.status().refusals.len();
+        fs::rename(&here, &away).unwrap();
+        managed.reload();
+        fs::write(away.join("prefill.wasm.minisig"), sign(&trusted.sk, bytes)).unwrap();
+        let started = tokio::time::Instant::now();
+        fs::rename(&away, &here).unwrap();
+        // Several scans.
+        std::thread::sleep(Duration::from_millis(400));
+        managed.put("prefill.wasm", bytes);
+        let was_in_time = started.elapsed() < Duration::from_millis(800);
+        let status = managed.until("the update", |slot| slot.policy == name);
+        if was_in_time {
+            // N7.26
+            assert_eq!(status.refusals.len(), before, "{:#?}", status.refusals);
+            break;
+        }
+    }
+}
+
+#[test]
 fn n7_only_a_version_that_was_installed_rules_older_ones_out() {
     let trusted = minisign::KeyPair::generate_unencrypted_keypair().unwrap();
     let keys = [trusted.pk.to_base64()];
