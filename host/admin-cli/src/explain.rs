@@ -15,18 +15,23 @@ type Addresses<'a> = &'a dyn Fn(u64) -> Option<String>;
 
 /// Explains a receipt of `GET /decisions/{id}`: the request, the decider, the choice and its reason, and how
 /// the request ended. Empty: it is not a receipt. `addresses` returns the address of the worker with an id;
-/// `None`: the id names it.
+/// `None`: the id names it. `predicted_disagg` is the digest of the built-in policy of that name, whose rule
+/// this knows.
 #[must_use]
-pub fn sentences(receipt: &serde_json::Value, addresses: Addresses<'_>) -> Vec<String> {
-    Decision::deserialize(receipt).map(|one| told(&one, addresses)).unwrap_or_default()
+pub fn sentences(
+    receipt: &serde_json::Value,
+    addresses: Addresses<'_>,
+    predicted_disagg: &str,
+) -> Vec<String> {
+    Decision::deserialize(receipt).map(|one| told(&one, addresses, predicted_disagg)).unwrap_or_default()
 }
 
-fn told(one: &Decision, addresses: Addresses<'_>) -> Vec<String> {
+fn told(one: &Decision, addresses: Addresses<'_>, predicted_disagg: &str) -> Vec<String> {
     let sentences = [
         Some(asked(one)),
         Some(decided(one)),
         Some(chosen(one, addresses)),
-        plan::reason(one, addresses),
+        plan::reason(one, addresses, predicted_disagg),
         one.reason.as_ref().filter(|reason| !reason.is_empty()).map(|reason| format!("The policy's reason: {reason}.")),
         one.cached_blocks.map(|(device, host, disk)| {
             format!("Blocks of the prompt expected in its cache: {device} on the device, {host} on the host, {disk} on disk.")

@@ -145,6 +145,23 @@ async fn a_replay_of_the_same_policy_agrees_and_of_another_differs_where_it_must
 }
 
 #[tokio::test]
+async fn o1_a_plan_of_the_built_in_predicted_disagg_is_told_with_its_reason() {
+    let cluster = fleet(|config| {
+        let entry = toml::from_str("builtin = \"predicted-disagg\"").unwrap();
+        config.policies.slots.insert(pointsman_routing::SlotKind::DecodeOverride, entry);
+    })
+    .await;
+    assert_eq!(ask(&cluster, "r", 1).await, 200);
+    cluster.at_rest().await.unwrap();
+    let plans = list(&cluster, "slot=decode-override").await;
+    let plan = get(&cluster, &format!("/decisions/{}", plans[0]["id"].as_str().unwrap())).await;
+    let sentences = plan["sentences"].as_array().unwrap();
+    let is_reason = |one: &Value| one.as_str().is_some_and(|one| one.starts_with("Remote, because "));
+    // O1.27
+    assert!(sentences.iter().any(is_reason), "{plan:#}");
+}
+
+#[tokio::test]
 async fn a_filter_is_replayed_too_and_facts_that_were_not_recorded_are_named() {
     let cluster = fleet(|config| config.decisions.facts.clear()).await;
     cluster.drop_policy("prefill.wasm", LOW_QUEUE).unwrap();

@@ -1,4 +1,5 @@
-//! The answer of a decode override, and what `predicted-disagg` compared (its `src/rule.rs` is the rule).
+//! The answer of a decode override, and what the built-in `predicted-disagg` compared. Its `src/rule.rs` is
+//! the rule; a test of the gateway runs the policy's cases through both.
 
 use serde_json::Value;
 
@@ -8,12 +9,10 @@ use crate::{
     text::counted,
 };
 
-/// The policy whose rule this knows.
-const POLICY: &str = "predicted-disagg";
 /// Age from which it does not count an engine's figures, milliseconds.
 const OLD_MS: f64 = 10_000.0;
-/// Share of the KV cache in use from which it takes an engine for full.
-const FULL: f64 = 0.9;
+/// Share of the KV cache in use from which it takes an engine for full. The policy and receipts have 32 bits.
+const FULL: f64 = 0.9_f32 as f64;
 
 /// Returns what was answered, and about which worker the question was.
 pub(super) fn answer(plan: &Plan, addresses: Addresses<'_>) -> String {
@@ -35,10 +34,10 @@ pub(super) fn answer(plan: &Plan, addresses: Addresses<'_>) -> String {
     format!("The answer was {}{means}{about}.", plan.word)
 }
 
-/// Returns why a prompt is prefilled where it is, when `predicted-disagg` decided that.
-pub(super) fn reason(one: &Decision, addresses: Addresses<'_>) -> Option<String> {
+/// Returns why a prompt is prefilled where it is, when the policy with this digest decided that.
+pub(super) fn reason(one: &Decision, addresses: Addresses<'_>, digest: &str) -> Option<String> {
     let plan = one.plan.as_ref().filter(|_| one.decider.by == "policy")?;
-    let stage = one.stages.iter().find(|stage| stage.policy.as_deref() == Some(POLICY))?;
+    let stage = one.stages.iter().find(|stage| stage.digest.as_deref() == Some(digest))?;
     let decode = Row { facts: &stage.decode, row: 0 };
     let prompt = Prompt::of(&stage.request)?;
     let own = prompt.own(decode)?;

@@ -2,7 +2,11 @@
 //!
 //! Decisions are copied one by one, so that a large answer makes no data thread wait.
 
-use std::{convert::Infallible, str::FromStr, sync::Arc};
+use std::{
+    convert::Infallible,
+    str::FromStr,
+    sync::{Arc, LazyLock},
+};
 
 use axum::{
     Json,
@@ -13,6 +17,8 @@ use axum::{
 };
 use bytes::Bytes;
 use futures_util::stream;
+use pointsman_embedded_policies::PREDICTED_DISAGG;
+use pointsman_policy_runtime::digest;
 use pointsman_routing::{DecisionHeader, DecisionId, DecisionResult, Decisions, Record};
 use pointsman_workers::{Snapshot, Worker, WorkerId};
 use serde_json::{Value, json};
@@ -29,6 +35,8 @@ const MAX_LIMIT: usize = 1_000;
 const LONGEST_CHOSEN: u64 = 9_999_999_999;
 /// Number of lines written between two yields to other tasks.
 const LINES_PER_TURN: usize = 32;
+/// Digest of the built-in `predicted-disagg`, as in receipts.
+static PREDICTED_DISAGG_DIGEST: LazyLock<String> = LazyLock::new(|| digest(PREDICTED_DISAGG).to_string());
 
 /// Filter of decisions. A decision has to match every given field.
 #[derive(Debug, Default)]
@@ -88,7 +96,8 @@ pub(super) async fn one(
         Some(record) => {
             let mut receipt = json!(record);
             let snapshot = state.registry.snapshot();
-            let sentences = pointsman_admin_cli::sentences(&receipt, &|id| address(&snapshot, id));
+            let address = |id| address(&snapshot, id);
+            let sentences = pointsman_admin_cli::sentences(&receipt, &address, &PREDICTED_DISAGG_DIGEST);
             if let Some(members) = receipt.as_object_mut() {
                 members.insert("sentences".to_owned(), json!(sentences));
             }

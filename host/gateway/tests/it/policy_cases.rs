@@ -15,6 +15,7 @@ use policy_longest_prefix::LongestPrefix;
 use policy_predicted_disagg::PredictedDisagg;
 use policy_predicted_latency::PredictedLatency;
 use policy_queue_kv_prefix::QueueKvPrefix;
+use serde_json::{Map, Value, json};
 
 /// Runs the cases of a file natively.
 type Native = fn(&str) -> Result<(), String>;
@@ -96,4 +97,78 @@ fn both_runners_refuse_a_malformed_file_with_the_same_message() {
             assert!(err.contains(&message), "{name}: expected {message:?} in {err:?}");
         }
     }
+}
+
+/// Digest of the policy in the receipts of these tests.
+const DIGEST: &str = "c96931f1b27e";
+
+/// Facts of a worker that `predicted-disagg` asks for.
+const FACTS: [&str; 9] = [
+    "active-prefill-tokens",
+    "cached-blocks-device",
+    "active-requests",
+    "engine-running",
+    "engine-queue",
+    "kv-usage",
+    "load-age-ms",
+    "prefill-us-per-ktoken",
+    "local-prefill",
+];
+
+fn number(facts: &toml::Value, name: &str, default: f32) -> f32 {
+    facts.get(name).map_or(default, |value| value.to_string().parse().expect("a number"))
+}
+
+/// Returns the facts as in a receipt, with a value for each worker.
+fn columns(workers: &[toml::Value]) -> Map<String, Value> {
+    let column = |name: &str| workers.iter().map(|worker| number(worker, name, 0.0)).collect::<Vec<f32>>();
+    FACTS.into_iter().map(|name| (name.to_owned(), json!(column(name)))).collect()
+}
+
+/// Returns the receipt of a plan for remote prefill, with the facts of a case.
+fn receipt(case: &toml::Value, workers: &[toml::Value]) -> Value {
+    let request = ["prompt-tokens", "block-size", "itl-target-us"];
+    let request = request.map(|name| (name.to_owned(), json!(number(&case["request"], name, 0.0))));
+    json!({
+        "id": "1", "request_id": "r", "model": "m", "leg": "prefill", "attempt": 0, "slot": "decode-override",
+        "generation": 1, "mode": "active", "policy": "predicted-disagg", "digest": DIGEST,
+        "decider": { "by": "policy" }, "reason": null, "call": { "now_us": 0 },
+        "candidates": (0..workers.len()).map(|worker| (worker, 0)).collect::<Vec<_>>(),
+        "stages": [{
+            "policy": "predicted-disagg", "digest": DIGEST, "request": Map::from_iter(request),
+            "decode": columns(&[case["decode"].clone()]), "workers": columns(workers),
+        }],
+        "plan": { "word": "remote", "decode": [9, 0] }, "inputs_dropped": false, "took_us": 1.0,
+    })
+}
+
+#[test]
+fn o1_the_sentence_about_each_case_of_predicted_disagg_follows_the_rule_of_the_policy() {
+    let cases: toml::Table = shipped("predicted-disagg").parse().expect("TOML");
+    let mut checked = 0;
+    for case in cases["case"].as_array().expect("cases") {
+        let name = case["name"].as_str().expect("a name");
+        let Some(plan) = case["expect"].get("plan").and_then(toml::Value::as_str) else { continue };
+        let workers = case["rows"].as_array().expect("rows");
+        if workers.is_empty() {
+            continue;
+        }
+        let sentences = pointsman_admin_cli::sentences(&receipt(case, workers), &|_| None, DIGEST);
+        let reason = sentences.iter().find(|sentence| sentence.starts_with("Remote, because "));
+        let reason = reason.unwrap_or_else(|| panic!("{name}: {sentences:?}"));
+        // O1.27: either it says what forbids local prefill, or its numbers show what is cheaper.
+        let compares = reason.contains("the decode worker saves too little");
+        let numbers = reason.split(|c: char| !c.is_ascii_digit()).filter_map(|text| text.parse::<f32>().ok());
+        let is_local = compares && {
+            let numbers: Vec<f32> = numbers.collect();
+            let [local, _, own, requests, _, _, remote, ..] = numbers[..] else { panic!("{reason}") };
+            let none = toml::Value::Table(toml::Table::new());
+            let setting = |name, default| number(case.get("settings").unwrap_or(&none), name, default);
+            let delayed = requests * setting("delayed-weight", 1.0) * own;
+            local + delayed + setting("margin-tokens", 1_000.0) < remote
+        };
+        assert_eq!(is_local, plan == "local", "{name}: {reason}");
+        checked += 1;
+    }
+    assert!(checked > 20, "{checked}");
 }
