@@ -277,7 +277,7 @@ impl Legs {
     /// pinned (E1).
     fn send_decode(&mut self) -> Actions {
         self.state.answering = LegState::InFlight;
-        self.dispatched = true;
+        (self.dispatched, self.answered) = (true, false);
         self.consuming = self.only_consumes();
         if self.consuming { smallvec![Action::SendToConsume] } else { smallvec![Action::Send(Leg::Decode)] }
     }

@@ -701,6 +701,10 @@ fn e6_a_request_that_decode_refuses_within_its_answer_is_consumed_with_one_token
         // E6.16
         let end = [(E::Failed(Leg::Decode, refused), refuses), (E::Ended, &[A::Finish])];
         check(Shape::Remote, 2, &[&sent[..], begun, &end].concat());
+        // The refused answer began, and this one did not: another worker consumes the handoff.
+        let goes_on: &[Action] = &[A::Cancel(Leg::Decode), A::Route(Leg::Decode)];
+        let end = [end[0], (E::Failed(Leg::Decode, RETRYABLE_UNSENT), goes_on)];
+        check(Shape::Remote, 2, &[&sent[..], begun, &end].concat());
     }
     // E5.1: no other worker gets the request with this handoff
     sent.push((E::Failed(Leg::Decode, refused_here), &[A::Cancel(Leg::Decode), A::Route(Leg::Prefill)]));
