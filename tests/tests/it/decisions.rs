@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pointsman_embedded_policies::{CONDITIONAL_DISAGG, KV_AWARE, LEAST_LOADED};
+use pointsman_embedded_policies::{CONDITIONAL_DISAGG, KV_AWARE, LEAST_LOADED, PREDICTED_LATENCY};
 use pointsman_gateway::config::Config;
 use pointsman_policy_runtime::{Access, Capacity, Limits, LoadedPolicy, PolicyEngine, compile};
 use pointsman_policy_tools::replay::{RankBy, Report, replay};
@@ -87,9 +87,9 @@ async fn each_decision_is_recorded_with_its_inputs_its_outcome_and_its_id() {
     // The plan, the prefill leg and the decode leg; newest first.
     let slots: Vec<_> = all.iter().map(|one| one["slot"].as_str().unwrap()).collect();
     assert_eq!(slots, ["decode", "prefill", "decode-override"], "{all:?}");
-    for one in &all[..2] {
+    for (one, policy) in all.iter().zip(["predicted-latency", "kv-aware"]) {
         assert!(answer.contains(&format!("id={}", one["id"].as_str().unwrap())), "{answer}");
-        assert_eq!((&one["policy"], &one["decider"]["by"]), (&json!("kv-aware"), &json!("policy")));
+        assert_eq!((&one["policy"], &one["decider"]["by"]), (&json!(policy), &json!("policy")));
     }
     let prefill = &all[1];
     let mut one = get(&cluster, &format!("/decisions/{}", prefill["id"].as_str().unwrap())).await;
@@ -129,8 +129,8 @@ async fn a_replay_of_the_same_policy_agrees_and_of_another_differs_where_it_must
         assert_eq!(ask(&cluster, "r", number).await, 200);
     }
     cluster.at_rest().await.unwrap();
-    for slot in ["prefill", "decode"] {
-        let same = again(&cluster, &format!("slot={slot}"), KV_AWARE).await;
+    for (slot, policy) in [("prefill", KV_AWARE), ("decode", PREDICTED_LATENCY)] {
+        let same = again(&cluster, &format!("slot={slot}"), policy).await;
         assert_eq!((same.decisions, same.agree), (40, 40), "{slot}: {:?}", same.differences);
     }
     let plans = again(&cluster, "slot=decode-override", CONDITIONAL_DISAGG).await;
@@ -163,7 +163,12 @@ async fn o1_a_plan_of_the_built_in_predicted_disagg_is_told_with_its_reason() {
 
 #[tokio::test]
 async fn a_filter_is_replayed_too_and_facts_that_were_not_recorded_are_named() {
-    let cluster = fleet(|config| config.decisions.facts.clear()).await;
+    let cluster = fleet(|config| {
+        config.decisions.facts.clear();
+        let kv_aware = toml::from_str("builtin = \"kv-aware\"").unwrap();
+        config.policies.slots.insert(pointsman_routing::SlotKind::Decode, kv_aware);
+    })
+    .await;
     cluster.drop_policy("prefill.wasm", LOW_QUEUE).unwrap();
     let filtered = |cluster: &TestCluster| {
         cluster.gateway.state().policies.status().slots[0].policy.starts_with("low-queue")
@@ -239,7 +244,8 @@ async fn filters_narrow_the_list_pages_go_back_in_time_and_a_wrong_filter_is_nam
     let count = |query: &'static str| async { list(&cluster, query).await.len() };
     assert_eq!(count("").await, 18);
     assert_eq!((count("leg=prefill").await, count("slot=decode-override").await), (6, 6));
-    assert_eq!((count("policy=kv-aware&model=tiny").await, count("model=huge").await), (12, 0));
+    assert_eq!((count("policy=kv-aware&model=tiny").await, count("model=huge").await), (6, 0));
+    assert_eq!(count("policy=predicted-latency&slot=decode").await, 6);
     assert_eq!((count("decider=policy").await, count("decider=pin").await), (18, 0));
     assert_eq!((count("generation=1&code=ok").await, count("generation=2").await), (18, 0));
     let by_worker = [1, 2, 3].map(|worker| format!("slot=prefill&worker={worker}"));

@@ -476,6 +476,11 @@ async fn f6_a_busy_engine_stays_eligible_and_a_failing_one_is_excluded() {
             .sim(Dialect::Vllm, Role::Prefill)
             .sim(Dialect::Vllm, Role::Decode)
             .sim(Dialect::Vllm, Role::Decode)
+            // The default keeps to the decode worker that has the prompt.
+            .config(|config| {
+                let least_loaded = toml::from_str("builtin = \"least-loaded\"").unwrap();
+                config.policies.slots.insert(pointsman_routing::SlotKind::Decode, least_loaded);
+            })
             .start()
             .await
             .unwrap();

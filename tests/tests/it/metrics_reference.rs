@@ -166,6 +166,8 @@ async fn m4_clients_cannot_add_series() {
     };
     refuse(0).await;
     cluster.at_rest().await.unwrap();
+    // What policies learn from the cluster's first request arrives later.
+    cluster.until_counted("pointsman_policy_observations_total{slot=\"decode\"", 1.0).await.unwrap();
     let before = series().await;
     for count in 1..1_000 {
         refuse(count).await;
