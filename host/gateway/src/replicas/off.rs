@@ -44,6 +44,10 @@ impl Replicas {
         json!({ "enabled": false })
     }
 
+    pub(crate) fn problems(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     pub(crate) fn readiness(&self) -> Option<Value> {
         None
     }
