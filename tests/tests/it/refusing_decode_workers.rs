@@ -203,6 +203,9 @@ async fn i2_a_decode_worker_that_lacks_the_model_the_key_or_the_route_is_not_the
     ];
     for kind in KINDS {
         let fleet = Fleet::start(kind, refusals[0], false).await;
+        // An engine that has answered lacks no endpoint (I17.7).
+        *fleet.refusal.lock() = None;
+        assert_eq!(ask(&fleet.cluster, &[], "an answer before").await.status, 200);
         for refusal in refusals {
             *fleet.refusal.lock() = Some(refusal);
             let before = fleet.posts();
