@@ -183,6 +183,10 @@ fn the_two_pages_for_newcomers_work_as_written_with_simulated_engines() {
     };
     [new, build].iter().flat_map(|block| block.lines()).for_each(|line| terminal.follow(line));
     terminal.follow(install);
+    // The page waits for its policy, in whose place a built-in one runs here.
+    let (wait, ask) = ask.split_once("curl").unwrap();
+    let ask = &format!("curl{ask}");
+    terminal.until(&wait.replace(" shortest ", " least-loaded "), "least-loaded");
     terminal.until(ask, "least-loaded@2");
     // The file is refused, and the policy before it serves.
     terminal.until(broken, "least-loaded");
