@@ -37,8 +37,9 @@ pub fn look_at_body(body: &[u8], list: &str) -> (Seen, bool) {
     let end = pass(body, |name, at, depth| {
         let is_list = depth == 1 && body.get(at) == Some(&b'[');
         has_list |= is_list && body.get(name.clone()) == Some(list.as_bytes());
-        within.note((body, name.clone()), at, depth, &mut seen);
-        if let Some(key) = body.get(..name.end).and_then(Key::at_end_of) {
+        let key = body.get(..name.end).and_then(Key::at_end_of);
+        within.note(key, (body, at), depth, &mut seen);
+        if let Some(key) = key {
             first.note(key, body, at, &mut seen);
         }
     });
@@ -238,11 +239,11 @@ struct Within {
 }
 
 impl Within {
-    /// Notes a key, which is in `text`, and whose value begins at `at`: the finish reason of a choice.
-    fn note(&mut self, (text, name): (&[u8], Range<usize>), at: usize, depth: usize, seen: &mut Seen) {
-        match depth {
-            1 => self.choices = text.get(name) == Some(b"choices"),
-            3 if self.choices && text.get(name) == Some(b"finish_reason") && is_text(text, at) => {
+    /// Notes a key of any name, whose value begins at `at` of `text`: the finish reason of a choice.
+    fn note(&mut self, key: Option<Key>, (text, at): (&[u8], usize), depth: usize, seen: &mut Seen) {
+        match (depth, key) {
+            (1, key) => self.choices = matches!(key, Some(Key::Choices)),
+            (3, Some(Key::FinishReason)) if self.choices && is_text(text, at) => {
                 seen.finish = true;
                 seen.failed_end = seen.failed_end.or_else(|| failed_end_at(text, at));
             }
@@ -255,7 +256,9 @@ impl Within {
 /// key of this name, too.
 fn note_ends(json: &[u8], seen: &mut Seen) {
     let mut within = Within::default();
-    pass(json, |name, at, depth| within.note((json, name), at, depth, seen));
+    pass(json, |name, at, depth| {
+        within.note(json.get(..name.end).and_then(Key::at_end_of), (json, at), depth, seen);
+    });
 }
 
 /// Whether the value that begins at `at` is null.
