@@ -75,7 +75,7 @@ pub(crate) mod worker_wait;
 use broken_handoff::BrokenHandoff;
 use executor::{Ending, Executor, Reached};
 use leg_run::LegRun;
-use next_event::{Head, Next, Reported};
+use next_event::Reported;
 pub(crate) use plan::{PlannedRequest, RequestPlan, Unplanned, no_worker_registered, plan};
 use planned_move::PlannedMove;
 use relay::Answer;
@@ -127,6 +127,8 @@ pub(crate) struct Drive {
     second_opinion: SecondOpinion,
     /// The leg that failed last, if its engine lacks the model.
     missing_at: Option<Leg>,
+    /// The failure of a leg that is reported after other engines with the model were looked for.
+    held_event: Option<(Leg, Event)>,
     /// The whole answer of a request that is not streamed.
     whole: Option<Response<Bytes>>,
     reported: Reported,
@@ -218,6 +220,7 @@ impl Drive {
             attempts: Attempts::after_wait(worker_wait),
             second_opinion: SecondOpinion::default(),
             missing_at: None,
+            held_event: None,
             whole: None,
             totals: generate::Totals::default(),
             reported: Reported::default(),
@@ -253,44 +256,6 @@ impl Drive {
                 return reached;
             }
         }
-    }
-
-    /// Waits for the next event and reports it. Returns what begins with it.
-    async fn step(&mut self) -> Option<Reached> {
-        let event = match self.next().await {
-            Next::Event(event) => event,
-            Next::Again => {
-                self.route_again();
-                return None;
-            }
-            Next::Nothing => return None,
-            Next::Stream(head) => {
-                let mut head = self.take_head(head);
-                if let Head::NoStream(unknown) = head {
-                    // Boxed, because few requests wait for it.
-                    head = Box::pin(self.no_stream(unknown)).await;
-                }
-                match head {
-                    Head::Stream(head) => {
-                        self.report(Event::Head);
-                        return Some(Reached::Stream(head));
-                    }
-                    Head::Over(event) => event,
-                    Head::NoStream(_) => return None,
-                }
-            }
-            Next::Upgraded(engine) => {
-                self.upgraded();
-                self.report(Event::Head);
-                return Some(Reached::Upgraded(engine));
-            }
-        };
-        if let Some(leg) = self.leg_without_model(event) {
-            // Boxed, because few requests wait here.
-            Box::pin(self.look_for_model(leg)).await;
-        }
-        self.report(event);
-        None
     }
 
     /// Reports an event to the state machine and queues the actions that follow.

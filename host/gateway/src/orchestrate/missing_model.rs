@@ -17,10 +17,15 @@ impl Drive {
         lacks_model(error) || (self.snapshot.is_adapter(model) && lacks_adapter(error, model.as_str()))
     }
 
-    /// Returns the leg that will be tried again after an event because its engine lacks the model.
-    pub(super) fn leg_without_model(&mut self, event: Event) -> Option<Leg> {
-        let Event::Failed(leg, failed) = event else { return None };
-        (failed.retryable && self.missing_at.take() == Some(leg)).then_some(leg)
+    /// Reports an event. Before a leg is tried again whose engine lacks the model, other engines that have it
+    /// are looked for: then the next step reports the event.
+    pub(super) fn report_or_hold(&mut self, event: Event) {
+        match event {
+            Event::Failed(leg, failed) if failed.retryable && self.missing_at.take() == Some(leg) => {
+                self.held_event = Some((leg, event));
+            }
+            _ => self.report(event),
+        }
     }
 
     /// Has the engines' models read again, if no other worker of the leg is known. Uses the workers that are

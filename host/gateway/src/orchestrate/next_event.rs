@@ -8,11 +8,11 @@ use pointsman_orchestration::{Event, Waiting};
 use pointsman_workers::{Leg, PerLeg};
 use tokio::time::Instant;
 
-use super::{Drive, leg_run::LegAnswer, pending_head::first_event};
+use super::{Drive, executor::Reached, leg_run::LegAnswer, pending_head::first_event};
 use crate::upstream::{Body, CallError, REQUEST, UpgradedCall};
 
 /// The event that arrived first.
-pub(super) enum Next {
+enum Next {
     Event(Event),
     /// A wait of a leg is over: route it.
     Again,
@@ -53,8 +53,44 @@ pub(super) struct Reported {
 }
 
 impl Drive {
+    /// Waits for the next event and reports it. Returns what begins with it.
+    pub(super) async fn step(&mut self) -> Option<Reached> {
+        if let Some((leg, event)) = self.held_event.take() {
+            // Boxed, because few requests wait here.
+            Box::pin(self.look_for_model(leg)).await;
+            self.report(event);
+            return None;
+        }
+        match self.next().await {
+            Next::Event(event) => self.report_or_hold(event),
+            Next::Again => self.route_again(),
+            Next::Nothing => {}
+            Next::Stream(head) => {
+                let mut head = self.take_head(head);
+                if let Head::NoStream(unknown) = head {
+                    // Boxed, because few requests wait for it.
+                    head = Box::pin(self.no_stream(unknown)).await;
+                }
+                match head {
+                    Head::Stream(head) => {
+                        self.report(Event::Head);
+                        return Some(Reached::Stream(head));
+                    }
+                    Head::Over(event) => self.report_or_hold(event),
+                    Head::NoStream(_) => {}
+                }
+            }
+            Next::Upgraded(engine) => {
+                self.upgraded();
+                self.report(Event::Head);
+                return Some(Reached::Upgraded(engine));
+            }
+        }
+        None
+    }
+
     /// Waits for the next event of the client, the legs and the clock.
-    pub(super) async fn next(&mut self) -> Next {
+    async fn next(&mut self) -> Next {
         if let Some(head) = self.due_head() {
             return Next::Stream(head);
         }
