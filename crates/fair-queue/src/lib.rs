@@ -249,8 +249,8 @@ impl<L: Line, T> FairQueue<L, T> {
 
     /// Returns the last requests of a group that would be served after a new one of `tenant`, the very last
     /// one first: a full queue removes them for the new one. `cost` returns the cost of a request. `suffices`
-    /// gets each of them and returns whether there is room without those so far; if there is never, none is
-    /// returned. This reads every request of the group and ignores priorities.
+    /// gets each of them, and returns whether there is room without it and those before it. Returns nothing
+    /// if even all of them do not suffice. This reads every request of the group and ignores priorities.
     pub fn last_after(
         &self,
         group: &L::Group,

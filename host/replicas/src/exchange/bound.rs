@@ -17,7 +17,7 @@ const MAX_CHANGES: usize = 16_384;
 pub(super) enum SentBindings {
     #[default]
     None,
-    /// Those that were made here, for the others: the connection is new, or messages of this gateway were lost.
+    /// Those that were made here: the connection is new, or messages of this gateway were lost.
     Own,
     /// Also those of other gateways, if it is up to this gateway to send these: a gateway joined.
     Known,

@@ -137,8 +137,8 @@ impl Probe {
         self.or_speaks_tls(&url, answer).await
     }
 
-    /// Replaces the answer of an engine that speaks TLS although its URL has none. That is asked once in a row
-    /// of failures: `probe.max_per_second` does not count it.
+    /// Replaces the answer of an engine that speaks TLS although its URL has none. That is asked once in a
+    /// row of failures: `probe.max_per_second` does not count it.
     pub(super) async fn or_speaks_tls(&mut self, url: &str, answer: Response) -> Response {
         if matches!(answer, Response::Ok(_) | Response::Absent | Response::Refused(_)) {
             // It answers without TLS, or ended: the next process may speak it.

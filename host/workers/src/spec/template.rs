@@ -80,7 +80,8 @@ impl Visitor<'_> for PortVisitor {
 /// Hosts that stand for all addresses of a machine. An engine's own settings listen there.
 const ALL_ADDRESSES: [&str; 4] = ["", "*", "0.0.0.0", "[::]"];
 
-/// Writes an endpoint `tcp://host:port`. Without a host, or with all addresses as host, it is the worker's own.
+/// Writes an endpoint `tcp://host:port`. Without a host, or with all addresses as host, it is the worker's
+/// own.
 ///
 /// # Errors
 /// The text is not such an endpoint, or has braces that are not understood.
