@@ -426,7 +426,7 @@ async fn s5_connections_that_send_no_head_give_their_places_back() {
         silent.push(stream);
     }
     let (client, url) = (client(), format!("http://127.0.0.1:{}/v1/chat/completions", scene.port));
-    let send = || client.post(&url).body(body(0, 10)).send();
+    let send = || client.post(&url).timeout(Duration::from_secs(5)).body(body(0, 10)).send();
     // Every place is held.
     assert!(send().await.is_err());
     let begun = Instant::now();
