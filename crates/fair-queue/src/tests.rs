@@ -54,7 +54,7 @@ impl Queue {
         self.queue.remove(&last[0]).map(|(_, item)| item)
     }
 
-    /// Returns what gives way to a request of this cost.
+    /// Returns the items that the queue would drop for a new request of this cost.
     fn give_way_for(&self, tenant: u64, cost: f64) -> Option<Vec<&'static str>> {
         let (mut freed, mut items) = (0.0, Vec::new());
         let suffices = |(cost_of_one, item): &(f64, &'static str)| {

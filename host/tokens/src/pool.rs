@@ -110,8 +110,8 @@ impl EncodePool {
         Ok(pool)
     }
 
-    /// Gives a prompt of `tenant` to the pool. When the pool is full, the prompts of the tenants that have
-    /// most of it give way, if there is room then.
+    /// Gives a prompt of `tenant` to the pool. A full pool drops the last prompts of the tenant that has
+    /// the most bytes in it, if that makes room.
     pub fn submit(&self, tenant: u64, bytes: usize, work: Work) -> Ticket {
         let stopped = Arc::<AtomicBool>::default();
         let mut refused = Vec::new();

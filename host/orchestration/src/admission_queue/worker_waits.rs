@@ -2,8 +2,8 @@
 //!
 //! They are not in the order of the queue, so no request of another model waits for their turn. They count
 //! for its bounds. When a worker can serve their model, all of them ask to be admitted as if they arrived.
-//! When there is no room, the newest request of the tenant with most of them gives way to one of another. No
-//! request gives way for one that finds no room even so.
+//! When there is no room, the tenant with the most waiting requests loses its newest one to a request of
+//! another tenant, if that makes room.
 
 use std::{
     cmp::Reverse,
@@ -166,9 +166,9 @@ impl WorkerWaits {
         requests == 0 || (requests < places / models && fits(bytes, most_bytes / models))
     }
 
-    /// Returns the requests that give way to one of a tenant, if they suffice: each is the newest one of the
-    /// tenant that would still have more of them for its weight. There is none if the new one is larger than
-    /// its part of the bytes.
+    /// Returns the waiting requests to drop for a new one, if that makes room. Each is the newest request of
+    /// the tenant that has the most for its weight at that point. Returns none if the new request is larger
+    /// than the bytes of its model.
     fn give_way(
         &self,
         rules: &QueueRules,
@@ -237,7 +237,7 @@ impl WorkerWait {
 }
 
 impl Inner {
-    /// Returns whether there is room for a request that waits for a worker. Others may have to give way.
+    /// Returns whether there is room for a new waiting request. Drops others where that makes room.
     fn make_room(&mut self, asks: &AdmissionRequest<'_>) -> bool {
         let has_room =
             |without| self.has_room(asks, without) && self.worker_waits.has_room(&self.rules, asks, without);

@@ -67,8 +67,8 @@ fn warn_of_hidden_body() {
     static LINES: LogLimit = LogLimit::new(WARN_INTERVAL);
     if LINES.due().is_some() {
         tracing::warn!(
-            "response_body_mode of ext_proc is NONE: tokens are not counted, and busy engines look idle; set \
-             FULL_DUPLEX_STREAMED"
+            "Envoy's ext_proc filter has response_body_mode NONE, so tokens are not counted and busy engines \
+             look idle: set FULL_DUPLEX_STREAMED"
         );
     }
 }

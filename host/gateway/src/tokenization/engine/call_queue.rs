@@ -52,8 +52,8 @@ impl CallQueue {
         Arc::new(Self { state: Mutex::new(State { free: MAX_CALLS, waiting, bytes: 0, arrived: 0 }) })
     }
 
-    /// Waits until a call for a prompt of `bytes` may begin. When too many wait, the last call of the tenants
-    /// with most of them gives way, and gets `None`.
+    /// Waits until a call for a prompt of `bytes` may begin. Returns `None` if the queue is full. A full
+    /// queue drops the last call of the tenant with the most waiting calls, if that makes room for this one.
     pub(super) async fn enter(self: &Arc<Self>, tenant: Option<u64>, bytes: usize) -> Option<CallPermit> {
         let (turn, called) = oneshot::channel();
         let position = {
