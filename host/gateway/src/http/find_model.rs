@@ -27,7 +27,12 @@ pub(super) fn check_limits(request: &Request, workers: &Snapshot) -> Result<(), 
 
 /// Finds the request's model. If no worker can serve it, reads again which models engines serve.
 pub(super) async fn find_model(state: &State, request: &mut Arc<Request>) {
-    finds_model(request, &state.registry.snapshot());
+    let snapshot = state.registry.snapshot();
+    if finds_model(request, &snapshot) && !snapshot.is_adapter(&request.model) {
+        // Engines load only adapters while they serve.
+        return;
+    }
+    drop(snapshot);
     if look_again(state, &request.model, request.endpoint).await {
         finds_model(request, &state.registry.snapshot());
     }
