@@ -81,6 +81,12 @@ impl JsonBody {
         self.member(key).map_or(Counts::default(), |member| member.counts)
     }
 
+    /// Every key, as often as it is there, with how many values its value contains.
+    #[inline]
+    pub fn all_counts(&self) -> impl Iterator<Item = (&str, Counts)> {
+        self.members.iter().map(|member| (member.key.text(&self.text), member.counts))
+    }
+
     /// Ends of the objects in the list under a key, in order. If there are thousands, only the first ones are
     /// known.
     #[inline]

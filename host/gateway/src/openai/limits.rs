@@ -41,12 +41,15 @@ const LISTS: [(&str, usize); 10] = [
 /// # Errors
 /// [`RequestError`] names the field, its number of elements and the limit.
 pub(crate) fn check_lists(body: &JsonBody, prompt: &str) -> Result<(), RequestError> {
-    let is_checked = |field: &str| field != "documents" || field != prompt;
-    for (field, limit) in LISTS.into_iter().filter(|(field, _)| is_checked(field)) {
-        at_most(field, "elements", body.counts(field).items, limit)?;
-    }
-    for field in TREES {
-        at_most(field, "JSON values", body.counts(field).values, MAX_TREE_VALUES)?;
+    for (field, counts) in body.all_counts() {
+        if let Some((_, limit)) = LISTS.iter().find(|(list, _)| *list == field)
+            && (field != "documents" || field != prompt)
+        {
+            at_most(field, "elements", counts.items, *limit)?;
+        }
+        if TREES.contains(&field) {
+            at_most(field, "JSON values", counts.values, MAX_TREE_VALUES)?;
+        }
     }
     Ok(())
 }
