@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, ops::Range};
 
 use serde_json::value::RawValue;
+use smallvec::SmallVec;
 
 use crate::{FAILED_ENDS, Seen, Usage, data_lines, is_body, is_done, object};
 
@@ -303,7 +304,7 @@ fn value_behind(bytes: &[u8], colon: usize) -> usize {
 /// ends; `None` if it does not. `note` gets each key, where its value begins, and the number of lists and
 /// objects around it.
 fn pass(text: &[u8], mut note: impl FnMut(Range<usize>, usize, usize)) -> Option<usize> {
-    let (mut open, mut at) = (Vec::new(), 0);
+    let (mut open, mut at) = (SmallVec::<[u8; 32]>::new(), 0);
     loop {
         let byte = *text.get(at)?;
         at += 1;
