@@ -192,7 +192,7 @@ impl Drive {
             state,
             upstream,
             executor,
-            booked_at: Instant::now(),
+            booked_at: account.started(),
             request,
             legs,
             account,

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use json_splice::JsonBody;
 use pointsman_routing::{Purpose, RoutingRequest};
 use pointsman_workers::{Engine, Leg, ModelName, Snapshot, WorkerId};
-use tokio::time::{Duration, Instant};
+use tokio::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -122,7 +122,7 @@ pub(crate) async fn prepare(
         // The session starts without its earlier bindings (A2).
         routing_request.session_hash.inspect(|session| state.sessions.close(*session));
     }
-    let planning = Instant::now();
+    let planning = account.stage_begins();
     let id = Some(account.request_id.as_str());
     let plan = orchestrate::plan(state, &request, &routing_request, &snapshot, Purpose::Route, id);
     let decode_override = match &plan {
@@ -178,7 +178,7 @@ async fn tokens_of(
     account: &mut Account,
 ) -> Result<Option<RequestTokens>, ApiError> {
     let workers = state.registry.snapshot();
-    let (begun, deadline) = (Instant::now(), account.started() + state.settings.request_timeout);
+    let (begun, deadline) = (account.stage_begins(), account.started() + state.settings.request_timeout);
     let tenant = caller.tenant_hash();
     let tokens = tokio::select! {
         biased;
@@ -187,7 +187,7 @@ async fn tokens_of(
         () = tokio::time::sleep_until(deadline) => return Err(ApiError::Deadline),
         () = state.drain_end.seen() => return Err(ApiError::Draining),
     };
-    if tokens.is_some() || begun.elapsed() > SLOW_TOKENS {
+    if let Some(begun) = begun.filter(|begun| tokens.is_some() || begun.elapsed() > SLOW_TOKENS) {
         account.stage("tokenize", begun);
     }
     // Nothing was sent for a client that left: planning and prefill would be wasted.

@@ -13,7 +13,6 @@ use axum::{
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use pointsman_routing::Purpose;
-use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -161,7 +160,7 @@ async fn admit(
         account.of_tenant(state.tenants.enter(hash));
         TenantLoad { hash, active_requests: state.tenants.active(hash) }
     });
-    let (snapshot, planning) = (state.registry.snapshot(), Instant::now());
+    let (snapshot, planning) = (state.registry.snapshot(), account.stage_begins());
     let routing_request = state.routing_request((&parsed, &snapshot), None, tenant);
     account.of_request(&parsed);
     account.logging(state.decision_log.as_ref(), &routing_request);

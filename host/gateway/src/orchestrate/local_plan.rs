@@ -45,7 +45,7 @@ impl Drive {
     }
 
     /// Continues without the planned worker, which cannot take the request now.
-    pub(super) fn plan_refused(&mut self, place: Option<Queued>, begun: Instant) {
+    pub(super) fn plan_refused(&mut self, place: Option<Queued>, begun: Option<Instant>) {
         self.state.metrics.handoff("local_refused");
         self.account.not_routed(Leg::Aggregated, begun, "plan_refused");
         self.attempts.leave_plan(place);

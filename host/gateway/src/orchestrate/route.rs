@@ -76,7 +76,7 @@ impl Drive {
         }
         let Some(place) = self.enter(leg, place) else { return };
         self.look_for_missing_endpoints(leg);
-        let (mut refused, begun) = (None, Instant::now());
+        let (mut refused, begun) = (None, self.account.stage_begins());
         let is_planned = self.planned_for(leg).is_some();
         if is_planned && place.is_some() && !self.plan_holds() {
             return self.plan_refused(place, begun);
@@ -162,7 +162,7 @@ impl Drive {
         gives_up
     }
 
-    fn not_routed(&mut self, leg: Leg, error: RouteError, mut place: Option<Queued>, begun: Instant) {
+    fn not_routed(&mut self, leg: Leg, error: RouteError, mut place: Option<Queued>, begun: Option<Instant>) {
         if self.planned_for(leg).is_some() {
             return self.plan_refused(place, begun);
         }
@@ -201,7 +201,7 @@ impl Drive {
     }
 
     /// No decode worker takes a committed handoff: on the client's terms, or at all.
-    fn not_consumed(&mut self, error: RouteError, begun: Instant) {
+    fn not_consumed(&mut self, error: RouteError, begun: Option<Instant>) {
         if self.legs.only_consumes() {
             self.report(Event::HandoffLost(Lost::NoDecodeWorker));
             return;

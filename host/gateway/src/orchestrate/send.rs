@@ -9,7 +9,6 @@ use bytes::Bytes;
 use http::{Response, StatusCode, header};
 use pointsman_orchestration::HandoffKind;
 use pointsman_workers::{Candidate, InFlight, Leg, ModelName, Worker};
-use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 #[cfg(feature = "ext-proc")]
@@ -83,10 +82,11 @@ impl Drive {
         let mut headers =
             leg_headers(&self.context(), target(candidate), self.request.authorization.as_ref());
         headers.extend(self.account.trace_context(&self.request).headers(span, links));
-        self.account.leg_sent(span, LegTarget { leg, candidate, attempt: self.attempts.earlier(), links });
+        let to = LegTarget { leg, candidate, attempt: self.attempts.earlier(), links };
+        let sent = self.account.leg_sent(span, to);
         self.awaits_token |= leg != Leg::Prefill;
         let run = &mut self.runs[leg];
-        (run.sent, run.span) = (Some(Instant::now()), Some(span));
+        (run.sent, run.span) = (Some(sent), Some(span));
         (run.aborted, run.abort_answered) = (false, None);
         match (&self.executor, leg) {
             (Executor::Calls, Leg::Prefill) => self.call_prefill(headers),

@@ -19,8 +19,8 @@ pub(super) struct OpenLeg {
 }
 
 impl Account {
-    /// Records that a leg was sent.
-    pub(crate) fn leg_sent(&mut self, id: Span, target: LegTarget<'_>) {
+    /// Records that a leg is sent, and returns when.
+    pub(crate) fn leg_sent(&mut self, id: Span, target: LegTarget<'_>) -> Instant {
         let leg = target.leg;
         self.count_cancelled(leg);
         let engine = target.candidate.worker.spec().engine.as_str();
@@ -37,6 +37,7 @@ impl Account {
         if let Some(trace) = &mut self.trace {
             trace.leg_sent(id, target);
         }
+        sent
     }
 
     /// Records that a leg ended, or why it failed.

@@ -43,9 +43,14 @@ impl Account {
         }
     }
 
+    /// Returns the start of a stage that begins now, if the request has a trace: others read no clock for it.
+    pub(crate) fn stage_begins(&self) -> Option<Instant> {
+        self.trace.is_some().then(Instant::now)
+    }
+
     /// Adds the planning stage, with the choice of the decode override.
-    pub(crate) fn planned(&mut self, start: Instant) {
-        let Some(trace) = &mut self.trace else { return };
+    pub(crate) fn planned(&mut self, start: Option<Instant>) {
+        let Some((trace, start)) = self.trace.as_mut().zip(start) else { return };
         let mut attributes = Attributes::default();
         if let Some(entry) = self.decode_override.as_ref().and_then(|decided| decided.entry.as_ref()) {
             attributes.label("pointsman.slot", "decode-override");
@@ -60,8 +65,8 @@ impl Account {
     }
 
     /// Records that a leg found no worker after a decision that began at `start`.
-    pub(crate) fn not_routed(&mut self, leg: Leg, start: Instant, code: &'static str) {
-        if let Some(trace) = &mut self.trace {
+    pub(crate) fn not_routed(&mut self, leg: Leg, start: Option<Instant>, code: &'static str) {
+        if let Some((trace, start)) = self.trace.as_mut().zip(start) {
             trace.not_routed(leg, start, code);
         }
     }
