@@ -179,10 +179,7 @@ impl Drive {
 
     /// Records a whole answer.
     pub(super) fn served_whole(&mut self, seen: &Seen, body: &[u8]) {
-        let usage = seen.usage.map(|usage| self.within_context(self.answering(), usage));
-        if let Some(usage) = usage {
-            self.usage(usage);
-        }
+        let usage = seen.usage.map(|usage| self.usage(usage));
         self.estimate_ends(usage.and_then(|usage| usage.completion_tokens));
         self.served();
         self.handoff_done();

@@ -18,8 +18,9 @@ const UNKNOWN_CONTEXT: u32 = 1 << 24;
 const MAX_TURNS: u32 = 64;
 
 impl Drive {
-    /// Records usage, with the prefill leg's cached tokens where the decode leg's number is wrong.
-    pub(super) fn usage(&mut self, usage: Usage) {
+    /// Records usage, with the prefill leg's cached tokens where the decode leg's number is wrong, and returns
+    /// what it recorded.
+    pub(super) fn usage(&mut self, usage: Usage) -> Usage {
         let own = usage.cached_tokens.filter(|_| self.decode_knows_cached_tokens());
         let usage = Usage { cached_tokens: self.cached_tokens.or(own), ..usage };
         let usage = self.within_context(self.answering(), usage);
@@ -27,6 +28,7 @@ impl Drive {
             booking.prompt_reported(usage.prompt_tokens, usage.cached_tokens);
         }
         self.account.usage(usage);
+        usage
     }
 
     /// Lowers what an engine reports to what the model can have. A wrong number would count in the figures of
