@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use pointsman_routing::CandidateId;
-use pointsman_workers::{Candidate, Engine, Leg, ModelName, Snapshot, WorkerId};
+use pointsman_workers::{Candidate, Engine, ModelName, Snapshot, WorkerId};
 
 use crate::legs::{RetryPolicy, Shape};
 
@@ -82,14 +82,14 @@ pub fn pair_that_is_up<'a>(
     model: &ModelName,
     engine: Option<Engine>,
 ) -> Option<(&'a Candidate, &'a Candidate)> {
-    let [prefill, decode] = [Leg::Prefill, Leg::Decode].map(|leg| snapshot.pool(model, leg));
+    let [prefill, decode, _] = snapshot.pools(model);
     first_pair(prefill, decode, |candidate| is_of(engine, candidate) && is_up(candidate))
 }
 
 /// Returns whether a model has such a pair without the workers `without`.
 #[must_use]
 pub fn has_pair_without(snapshot: &Snapshot, model: &ModelName, without: &[WorkerId]) -> bool {
-    let [prefill, decode] = [Leg::Prefill, Leg::Decode].map(|leg| snapshot.pool(model, leg));
+    let [prefill, decode, _] = snapshot.pools(model);
     let counts = |candidate: &Candidate| is_up(candidate) && !without.contains(&candidate.worker_id());
     first_pair(prefill, decode, counts).is_some()
 }
@@ -107,8 +107,7 @@ pub fn pair_may_take_over(
         let id = (candidate.worker_id(), candidate.rank);
         is_of(engine, candidate) && is_up(candidate) && !tried.contains(&id)
     };
-    let [prefill, decode, aggregated] =
-        [Leg::Prefill, Leg::Decode, Leg::Aggregated].map(|leg| snapshot.pool(model, leg));
+    let [prefill, decode, aggregated] = snapshot.pools(model);
     first_pair(prefill, decode, is_other).is_some()
         || (!aggregated.iter().any(is_other) && pair_that_is_up(snapshot, model, engine).is_some())
 }

@@ -330,6 +330,13 @@ impl Snapshot {
         }
     }
 
+    /// Returns the candidates of a model by the leg that their role allows: prefill, decode and aggregated.
+    #[must_use]
+    pub fn pools(&self, model: &ModelName) -> [&Pool; 3] {
+        let pools = self.pools.get(model);
+        pools.map_or([Pool::empty(); 3], |pools| [&pools.prefill, &pools.decode, &pools.aggregated])
+    }
+
     /// Returns the availability of remote prefill for `model`.
     #[must_use]
     pub fn activation(&self, model: &ModelName) -> Option<&Activation> {

@@ -3,7 +3,7 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use pointsman_workers::{Ineligible, Leg, Snapshot, Worker, WorkerId};
+use pointsman_workers::{Ineligible, Snapshot, Worker, WorkerId};
 use serde_json::{Value, json};
 
 use super::workers::reason_of_out;
@@ -44,7 +44,7 @@ fn model_sets(snapshot: &Snapshot) -> HashMap<WorkerId, usize> {
     let mut served: HashMap<WorkerId, Vec<usize>> = HashMap::new();
     let models = snapshot.models().into_iter().filter(|model| !snapshot.is_adapter(model));
     for (number, model) in models.enumerate() {
-        let pools = [Leg::Prefill, Leg::Decode, Leg::Aggregated].map(|leg| snapshot.pool(model, leg));
+        let pools = snapshot.pools(model);
         for candidate in pools.into_iter().flat_map(|pool| pool.iter()) {
             let own = served.entry(candidate.worker.id()).or_default();
             // A worker may have several ranks, and be in the pools of two legs.

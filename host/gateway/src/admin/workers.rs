@@ -17,7 +17,7 @@ use axum::{
 use bytes::Bytes;
 use pointsman_routing::BusyCandidate;
 use pointsman_workers::{
-    Drainer, EngineLoad, FeedStatus, Feeds, Health, Ineligible, Leg, ModelName, MoveCounts, Snapshot, Worker,
+    Drainer, EngineLoad, FeedStatus, Feeds, Health, Ineligible, ModelName, MoveCounts, Snapshot, Worker,
     WorkerId, WorkerSpec,
 };
 use serde::Deserialize;
@@ -129,7 +129,7 @@ fn feed(status: FeedStatus) -> Value {
 fn models_of_workers(snapshot: &Snapshot) -> HashMap<WorkerId, Vec<&ModelName>> {
     let mut models: HashMap<WorkerId, Vec<&ModelName>> = HashMap::new();
     for model in snapshot.models() {
-        let pools = [Leg::Prefill, Leg::Decode, Leg::Aggregated].map(|leg| snapshot.pool(model, leg));
+        let pools = snapshot.pools(model);
         for candidate in pools.into_iter().flat_map(|pool| pool.iter()) {
             let own = models.entry(candidate.worker.id()).or_default();
             // A worker may have several ranks, and be in the pools of two legs.

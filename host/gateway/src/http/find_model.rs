@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use pointsman_workers::{Engine, Leg, ModelName, Snapshot};
+use pointsman_workers::{Engine, ModelName, Snapshot};
 
 use crate::{
     openai::{
@@ -80,8 +80,7 @@ pub(super) fn finds_model(request: &mut Arc<Request>, workers: &Snapshot) -> boo
 
 /// Returns whether SGLang serves the model: it reads `input_ids` of a chat.
 fn reads_ids(workers: &Snapshot, model: &ModelName) -> bool {
-    let legs = [Leg::Aggregated, Leg::Prefill, Leg::Decode];
-    let mut all = legs.into_iter().flat_map(|leg| workers.pool(model, leg).iter());
+    let mut all = workers.pools(model).into_iter().flat_map(|pool| pool.iter());
     all.any(|candidate| candidate.worker.spec().engine == Engine::Sglang)
 }
 

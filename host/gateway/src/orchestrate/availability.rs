@@ -154,7 +154,7 @@ pub(crate) fn why_no_pair(snapshot: &Snapshot, model: &ModelName) -> Option<Stri
 /// Returns the longest context, in tokens, that each worker takes that may serve the model, as far as their
 /// engines report it.
 pub(crate) fn context_length(snapshot: &Snapshot, model: &ModelName) -> Option<u32> {
-    let pools = [Leg::Prefill, Leg::Decode, Leg::Aggregated].map(|leg| snapshot.pool(model, leg));
+    let pools = snapshot.pools(model);
     let up = pools.into_iter().flat_map(|pool| pool.iter()).filter(|candidate| is_up(candidate));
     up.filter_map(|candidate| candidate.worker.context_length(model)).min()
 }

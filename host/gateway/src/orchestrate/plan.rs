@@ -218,7 +218,7 @@ fn why_on_one_worker(request: &Request, snapshot: &Snapshot, local: bool) -> Opt
 /// Returns why the request cannot be split over the workers of `prefill` and its pool.
 fn why_unsplittable(request: &Request, snapshot: &Snapshot, prefill: &Candidate) -> Option<&'static str> {
     let connector = connector_for(prefill.worker.spec());
-    let [prefill, decode] = [Leg::Prefill, Leg::Decode].map(|leg| snapshot.pool(&request.model, leg));
+    let [prefill, decode, _] = snapshot.pools(&request.model);
     connector.unsplittable(request).or_else(|| connector.refused_by(request, prefill, decode))
 }
 
@@ -250,8 +250,7 @@ fn may_run_locally(request: &Request, snapshot: &Snapshot) -> bool {
 
 /// Returns whether the model has a worker with this engine, if only one will do.
 fn has_engine(snapshot: &Snapshot, model: &ModelName, engine: Option<Engine>) -> bool {
-    let legs = [Leg::Aggregated, Leg::Decode, Leg::Prefill];
-    let all = || legs.into_iter().flat_map(|leg| snapshot.pool(model, leg));
+    let all = || snapshot.pools(model).into_iter().flat_map(|pool| pool.iter());
     engine.is_none() || all().any(|candidate| is_of(engine, candidate))
 }
 

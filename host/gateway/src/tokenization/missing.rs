@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 
 use parking_lot::RwLock;
-use pointsman_workers::{Leg, ModelName, Snapshot};
+use pointsman_workers::{ModelName, Snapshot};
 
 /// Maximum number of models that are warned of.
 const MAX_MODELS: usize = 100;
@@ -17,11 +17,8 @@ impl MissingTokenizers {
     /// Returns whether the workers of a model have KV events. Only the first worker of each role is looked
     /// at, because a model may have thousands.
     pub(super) fn has_events(model: &ModelName, workers: &Snapshot) -> bool {
-        let has_events = |leg| {
-            let first = workers.pool(model, leg).first();
-            first.is_some_and(|candidate| candidate.worker.spec().kv_events.is_some())
-        };
-        [Leg::Aggregated, Leg::Prefill, Leg::Decode].into_iter().any(has_events)
+        let mut first = workers.pools(model).into_iter().filter_map(|pool| pool.first());
+        first.any(|candidate| candidate.worker.spec().kv_events.is_some())
     }
 
     /// Returns whether the workers of a model that has no source of tokens have KV events, and warns of the

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use pointsman_routing::{AgentProgram, RoutingRequest};
-use pointsman_workers::{Leg, Snapshot, name_hash};
+use pointsman_workers::{Pool, Snapshot, name_hash};
 use prefix_index::{Prefix, Salt};
 
 use crate::{
@@ -64,10 +64,8 @@ pub(crate) fn routing_request(
     let known = if estimated || request.prompts > 1 { 0 } else { prompt_tokens };
     let output = if request.endpoint.generates() { request.max_tokens.unwrap_or(1).max(1) } else { 0 };
     let needed = known.saturating_add(output.min(1)).max(output);
-    let is_short = |leg, needed| workers.pool(&request.model, leg).shortest_context() < needed;
-    let context_tokens = Some(needed).filter(|needed| {
-        [Leg::Aggregated, Leg::Prefill, Leg::Decode].into_iter().any(|leg| is_short(leg, *needed))
-    });
+    let mut contexts = workers.pools(&request.model).into_iter().map(Pool::shortest_context);
+    let context_tokens = contexts.any(|context| context < needed).then_some(needed);
     let own = Targets {
         ttft_us: hints.ttft_target_ms.and_then(micros),
         itl_us: hints.itl_target_ms.and_then(micros),
