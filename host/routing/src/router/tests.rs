@@ -514,7 +514,8 @@ fn a_decode_worker_must_speak_the_handoff_of_the_prefill_worker() {
     fixture.worker(1).set_health(Health::Unhealthy);
     fixture.worker(2).set_health(Health::Unhealthy);
     let error = fixture.route(Leg::Prefill, |_| {}).unwrap_err();
-    assert!(error.to_string().contains("1 has no decode worker with its handoff protocol"), "{error}");
+    let text = "1 has no decode worker that is up and has its handoff protocol";
+    assert!(error.to_string().contains(text), "{error}");
     let error =
         fixture.route(Leg::Decode, |query| query.other_leg = Some((WorkerId(9), DpRank(0)))).unwrap_err();
     assert!(error.to_string().contains("use another handoff protocol"), "{error}");

@@ -113,8 +113,8 @@ pub(super) fn refused_with(
 fn without_partner(query: &Query<'_>) -> Phrase {
     match (query.pairing.other_pin, query.leg) {
         (None, Leg::Prefill) => (
-            "has no decode worker with its handoff protocol",
-            "have no decode worker with their handoff protocol",
+            "has no decode worker that is up and has its handoff protocol",
+            "have no decode worker that is up and has their handoff protocol",
         ),
         (None, _) => ("has no prefill worker to pair with", "have no prefill worker to pair with"),
         (Some(_), _) => (
