@@ -199,8 +199,14 @@ async fn p8_a_role_that_loses_its_permission_is_named_and_its_workers_stay() {
     // P8.5
     until(&cluster, "it reads again", |source| source["workers"] == 2 && source["state"] == "present").await;
     etcd.call_as("root", "root", "/v3/auth/disable", json!({})).await.unwrap();
-    // P8.5
-    until_refused(&cluster, "this etcd has no users").await;
+    let third = json!({ "url": "http://127.0.0.1:3", "role": "aggregated", "engine": "vllm" });
+    etcd.put("/w/3", &third).await.unwrap();
+    // P8.11
+    until(&cluster, "it reads without a user", |source| source["workers"] == 3).await;
+    etcd.call("/v3/auth/enable", json!({})).await.unwrap();
+    put_worker(&etcd, 4).await;
+    // P8.11
+    until(&cluster, "it reads as its user again", |source| source["workers"] == 4).await;
 }
 
 #[tokio::test]

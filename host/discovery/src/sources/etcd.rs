@@ -82,6 +82,8 @@ pub struct EtcdSource {
     lost: bool,
     /// When a key ended last.
     ended: Option<Instant>,
+    /// Whether the cluster had no users when it was asked for a token last.
+    lacks_users: bool,
 }
 
 /// The answer to a range request. Numbers are texts.
@@ -151,7 +153,17 @@ impl EtcdSource {
     pub fn new(config: EtcdSourceConfig) -> Self {
         let password = config.user.clone().map(|(_, file)| FileReader::new(file, MAX_TOKEN));
         let (clients, table) = (Clients::default(), Table::default());
-        Self { config, password, clients, table, watch_failed: false, seen: None, lost: false, ended: None }
+        Self {
+            config,
+            password,
+            clients,
+            table,
+            watch_failed: false,
+            seen: None,
+            lost: false,
+            ended: None,
+            lacks_users: false,
+        }
     }
 
     /// Reads everything from one member and follows its changes until they end.
@@ -274,15 +286,27 @@ impl EtcdSource {
         }
     }
 
-    /// Returns a token of the configured user.
-    async fn token(&self, client: &Client, endpoint: &str) -> Result<Option<String>, Failure> {
+    /// Returns a token of the configured user; `None` if the cluster needs none, because its users were
+    /// disabled.
+    async fn token(&mut self, client: &Client, endpoint: &str) -> Result<Option<String>, Failure> {
         let Some(((name, _), file)) = self.config.user.as_ref().zip(self.password.as_ref()) else {
             return Ok(None);
         };
         let password = file.read_text(self.config.timeout).await?;
         let member = Member { client, endpoint, token: None, timeout: self.config.timeout };
         let body = json!({ "name": name, "password": password.trim_end() });
-        let answer: Value = member.call("/v3/auth/authenticate", &body).await?;
+        let answer: Result<Value, Failure> = member.call("/v3/auth/authenticate", &body).await;
+        let lacked = std::mem::replace(&mut self.lacks_users, refusal::lacks_users(&answer));
+        if self.lacks_users {
+            if !lacked {
+                tracing::warn!(
+                    endpoint,
+                    "etcd has no users: it is read without `username` and `password_file`"
+                );
+            }
+            return Ok(None);
+        }
+        let answer = answer?;
         let token = answer.get("token").and_then(Value::as_str);
         token
             .map(|token| Some(token.to_owned()))

@@ -6,6 +6,11 @@ use reqwest::Response;
 
 use super::http::{self, Failure};
 
+/// Returns whether etcd refused to issue a token because it has no users.
+pub(super) fn lacks_users<T>(answer: &Result<T, Failure>) -> bool {
+    answer.as_ref().is_err_and(|failure| failure.problem.contains("authentication is not enabled"))
+}
+
 /// Describes an answer that is not a success, and what to do about refusals whose status says nothing.
 pub(super) async fn refusal(response: Response, limit: Duration) -> Failure {
     let Failure { problem: text, retry_after } = http::refusal(response, limit).await;
@@ -13,8 +18,6 @@ pub(super) async fn refusal(response: Response, limit: Duration) -> Failure {
         "; the JSON gateway of etcd refuses client certificates with a common name: use one without it"
     } else if text.contains("user name is empty") {
         "; this etcd has users: set `username` and `password_file`"
-    } else if text.contains("authentication is not enabled") {
-        "; this etcd has no users: enable them, or remove `username` and `password_file`"
     } else if text.contains("permission denied") {
         "; give the role of this user the right to read the keys of `prefix`"
     } else if text.contains("authentication failed") {
