@@ -61,6 +61,7 @@ pub(crate) fn router(engine: &Arc<Engine>) -> Router {
         Dialect::Sglang => named(engine_routes)
             .route("/generate", post(generate::native))
             .route("/classify", post(pooling::pooled))
+            .route("/v1/classify", post(pooling::pooled))
             .route("/server_info", get(sglang::server_info))
             .route("/get_server_info", get(sglang::server_info))
             .route("/model_info", get(sglang::model_info))

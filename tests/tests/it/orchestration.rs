@@ -498,6 +498,21 @@ async fn a1_embeddings_and_tokenize_run_on_one_worker() {
 }
 
 #[tokio::test]
+async fn e2_lists_of_inputs_run_on_sglang() {
+    let sim = SimConfig::instant(Dialect::Sglang, Role::Aggregated);
+    let cluster = TestClusterBuilder::new().sim_with(sim, "").start().await.unwrap();
+    for input in [r#""a""#, "[1,2]", r#"["a"]"#, "[[1,2]]", r#"["a","b"]"#, "[[1,2],[3]]"] {
+        for path in ["/v1/embeddings", "/v1/classify", "/classify"] {
+            let body = format!(r#"{{"model":"tiny","input":{input}}}"#);
+            let reply = cluster.client.post(path, &[], body).await.unwrap();
+            // E2.9
+            assert_eq!(reply.status, 200, "{path} {input}: {:?}", reply.body);
+        }
+    }
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
 async fn b6_a_failed_remote_prefill_falls_back_to_local_only_when_the_operator_allows_it() {
     for (allowed, status) in [(true, 200), (false, 502)] {
         let cluster = TestClusterBuilder::new()

@@ -113,8 +113,8 @@ impl Connector for Sglang {
             return None;
         }
         let body = |rid: String| Bytes::from(json!({ "rid": rid, "abort_all": false }).to_string());
-        let bodies = if request.is_batch() {
-            (0..request.prompts).map(|item| body(format!("{token}_{item}"))).collect()
+        let bodies = if request.is_batch() || takes_list_of_ids(request) {
+            ids_of_items(request, token).map(body).collect()
         } else if request.endpoint == Endpoint::Responses {
             vec![body(response_id(token))]
         } else {
@@ -204,9 +204,25 @@ fn adapted<'a>(request: &'a Request, context: &LegContext<'_>) -> Edit<'a> {
     }
 }
 
+/// Returns whether the engine takes an id for each input only. From one id, it makes those of a list where it
+/// generates text (`managers/io_struct.py`, `GenerateReqInput`), and nowhere else (`EmbeddingReqInput`).
+fn takes_list_of_ids(request: &Request) -> bool {
+    matches!(request.endpoint, Endpoint::Embeddings | Endpoint::Classify(_)) && request.has_list_of_prompts()
+}
+
+/// The ids of the items of a list, also of a list of one.
+fn ids_of_items(request: &Request, token: RequestToken) -> impl Iterator<Item = String> {
+    (0..request.prompts).map(move |item| format!("{token}_{item}"))
+}
+
 /// Sets the id by which the engine aborts a request. For a response, that is the response's own id.
 fn with_id<'a>(edit: Edit<'a>, request: &Request, token: RequestToken) -> Edit<'a> {
-    let edit = edit.set("rid", json!(token.to_string()).to_string());
+    let id = if takes_list_of_ids(request) {
+        json!(ids_of_items(request, token).collect::<Vec<_>>())
+    } else {
+        json!(token.to_string())
+    };
+    let edit = edit.set("rid", id.to_string());
     match request.endpoint {
         Endpoint::Responses => edit.set("request_id", json!(response_id(token)).to_string()),
         _ => edit,

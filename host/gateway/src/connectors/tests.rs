@@ -496,6 +496,41 @@ fn c6_an_sglang_batch_is_aborted_by_the_id_of_each_item() {
 }
 
 #[test]
+fn e2_a_list_of_inputs_has_a_list_of_ids_for_sglang() {
+    let worker = spec("role=aggregated,engine=sglang,url=http://h:1");
+    let (connector, token) = (connector_for(&worker), RequestToken([0xab; 16]));
+    let ids = |count: usize| json!((0..count).map(|item| format!("{token}_{item}")).collect::<Vec<_>>());
+    for (input, id) in [
+        (r#""a""#, json!(token.to_string())),
+        ("[1,2]", json!(token.to_string())),
+        (r#"["a"]"#, ids(1)),
+        ("[[1,2]]", ids(1)),
+        (r#"["a","b"]"#, ids(2)),
+        ("[[1,2],[3]]", ids(2)),
+        (r#"[{"text":"a"},{"image":"b"},{"text":"c"}]"#, ids(3)),
+    ] {
+        for (endpoint, key) in [
+            (Endpoint::Embeddings, "input"),
+            (Endpoint::Classify("/v1/classify"), "input"),
+            (Endpoint::Classify("/classify"), "text"),
+        ] {
+            if key == "text" && input.contains('{') {
+                continue;
+            }
+            let request = request(endpoint, &format!(r#"{{"model":"m","{key}":{input}}}"#));
+            let context = context(&worker, &worker, None);
+            let sent = value(&connector.single(&request, &context));
+            // E2.9
+            assert_eq!(sent["rid"], id, "{endpoint:?} {input}");
+            let aborts = connector.abort(&request, token).unwrap().bodies;
+            let aborted: Vec<Value> = aborts.iter().map(|body| value(body)["rid"].clone()).collect();
+            // E2.9
+            assert_eq!(json!(aborted), if id.is_array() { id.clone() } else { json!([id]) }, "{input}");
+        }
+    }
+}
+
+#[test]
 fn several_choices_are_not_split_for_sglang() {
     let connector = connector_for(&spec(SGLANG));
     let reason = |endpoint, body: &str| connector.unsplittable(&request(endpoint, body));

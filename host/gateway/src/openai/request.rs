@@ -321,9 +321,14 @@ impl Request {
 
     /// Returns whether the prompt is a list of prompts, also of a single one.
     #[must_use]
+    pub(crate) fn has_list_of_prompts(&self) -> bool {
+        is_list_of_prompts(self.prompt_key, self.body.get(self.prompt_key).unwrap_or_default())
+    }
+
+    /// Returns whether text is generated for a list of prompts, also for a list of one.
+    #[must_use]
     pub(crate) fn is_batch(&self) -> bool {
-        let prompt = self.body.get(self.prompt_key).unwrap_or_default();
-        self.endpoint.takes_batches() && is_list_of_prompts(self.prompt_key, prompt)
+        self.endpoint.takes_batches() && self.has_list_of_prompts()
     }
 
     /// Items an engine sees: one for each choice of each prompt.

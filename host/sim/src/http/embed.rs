@@ -13,7 +13,10 @@ use serde::Deserialize;
 use serde_json::json;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::{json as answer, pooling::faulted};
+use super::{
+    json as answer,
+    pooling::{faulted, refuse_ids},
+};
 use crate::{engine::Engine, server::Conn};
 
 #[derive(Deserialize)]
@@ -41,6 +44,9 @@ pub(super) async fn embeddings(
             return answer(StatusCode::BAD_REQUEST, body.to_string());
         }
     };
+    if let Some(refused) = refuse_ids(&engine, &bytes, &asked.input) {
+        return refused;
+    }
     let batch = asked.input.as_array().filter(|items| items.first().is_some_and(|item| !item.is_number()));
     let inputs = batch.map_or_else(|| vec![asked.input.clone()], Clone::clone);
     let dimensions = asked.dimensions.unwrap_or(8).min(4_096);

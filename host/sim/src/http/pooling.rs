@@ -46,7 +46,7 @@ struct Pooled {
     input: Value,
 }
 
-/// Answers `/pooling` and `/classify`.
+/// Answers `/pooling`, `/classify` and `/v1/classify`.
 pub(super) async fn pooled(
     State(engine): State<Arc<Engine>>,
     Extension(conn): Extension<Conn>,
@@ -59,8 +59,11 @@ pub(super) async fn pooled(
         Ok(asked) => asked,
         Err(response) => return *response,
     };
+    if let Some(refused) = refuse_ids(&engine, &bytes, &asked.input) {
+        return refused;
+    }
     let value = score_of(&Value::Null, &asked.input);
-    let one = if uri.path() == "/classify" {
+    let one = if uri.path().ends_with("/classify") {
         json!({ "index": 0, "label": "LABEL_0", "probs": [value], "num_classes": 1 })
     } else {
         json!({ "index": 0, "object": "pooling", "data": [value] })
@@ -170,6 +173,20 @@ pub(super) async fn faulted(
     let cut = matches!(faults.body_break(), Some((Break::Cut, _)));
     flight.end(if cut { Outcome::Fault } else { Outcome::Ok });
     response.or_else(|| cut.then(|| cut_body(r#"{"object":"list","data":[{"index":0}]}"#)))
+}
+
+/// Refuses a list of inputs whose ids are not a list, as SGLang 0.5.23 does.
+pub(super) fn refuse_ids(engine: &Engine, body: &[u8], input: &Value) -> Option<Response> {
+    let is_list = input.as_array().is_some_and(|items| items.first().is_some_and(|item| !item.is_number()));
+    let one_id = || serde_json::from_slice::<Value>(body).is_ok_and(|body| body.get("rid").is_some_and(Value::is_string));
+    let refused = engine.config.dialect == Dialect::Sglang && is_list && one_id();
+    refused.then(|| {
+        let message = "Internal server error: The rid should be a list.";
+        let error = json!({
+            "object": "error", "message": message, "type": "InternalServerError", "param": null, "code": 500,
+        });
+        answer(StatusCode::INTERNAL_SERVER_ERROR, error.to_string())
+    })
 }
 
 /// Records a request, carries out its faults, and reads its body.

@@ -30,6 +30,9 @@ pub(super) fn prompts_of(
     }
     check_items(endpoint, key, counts.items)?;
     let (prompts, token_ids) = shape_of(key, prompt, elements);
+    // Objects are the items of one conversation, or inputs with texts and images.
+    let are_inputs = key == "input" && endpoint != Endpoint::Responses && first_element(prompt) == Some(b'{');
+    let prompts = if are_inputs { elements } else { prompts };
     Ok((if is_list_of_one { 1 } else { prompts }, token_ids))
 }
 
