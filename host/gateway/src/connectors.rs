@@ -104,15 +104,23 @@ impl<'a> LegContext<'a> {
     }
 }
 
+/// What an engine reports of the prompt that it computed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct PromptUsage {
+    /// Tokens of the prompt; 0 if the engine does not report them.
+    pub tokens: u32,
+    /// Those of them that were cached, if the engine reports them.
+    pub cached_tokens: Option<u32>,
+}
+
 /// Content of the prefill answer of a completed handoff.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum PrefillAnswer {
-    /// Parameters for the decode leg, opaque, and the prompt's cached tokens.
+    /// Parameters for the decode leg, opaque.
     Handoff {
         /// Raw JSON.
         parameters: String,
-        /// Cached prompt tokens, when the engine reports them.
-        cached_tokens: Option<u32>,
+        prompt: PromptUsage,
     },
     /// The engine pinned no block of the prompt: decode computes it itself (C7b).
     Nothing,

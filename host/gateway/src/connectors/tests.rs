@@ -120,9 +120,9 @@ fn e1_a_handoff_is_consumed_by_a_decode_of_one_token() {
 fn c7_the_parameters_of_a_real_engine_are_read_and_stay_opaque() {
     let recorded = include_bytes!("../../../../tests/fixtures/pd/prefill-response.json");
     let answer = connector_for(&spec(NIXL)).read_prefill(recorded);
-    let PrefillAnswer::Handoff { parameters, cached_tokens } = answer else { panic!("{answer:?}") };
+    let PrefillAnswer::Handoff { parameters, prompt } = answer else { panic!("{answer:?}") };
     // C7.4
-    assert_eq!(cached_tokens, Some(0));
+    assert_eq!(prompt, PromptUsage { tokens: 289, cached_tokens: Some(0) });
     // C7.2
     assert_eq!(value(parameters.as_bytes()), value(recorded)["kv_transfer_params"]);
     // Decode gets the parameters that the recorded decode request carried.
@@ -384,11 +384,10 @@ fn c7_trtllm_generation_gets_the_ids_and_the_context_s_parameters() {
                "disaggregated_params":{"request_type":"context_only","disagg_request_id":4_611_686_018_427_387_904_u64}})
     );
     let answer = r#"{"choices":[{"finish_reason":"length","disaggregated_params":{"request_type":"context_only","ctx_request_id":5,"opaque_state":"x1"}}],"prompt_token_ids":[1, 2,3],"usage":{"prompt_tokens_details":{"cached_tokens":2}}}"#;
-    let PrefillAnswer::Handoff { parameters, cached_tokens } = connector.read_prefill(answer.as_bytes())
-    else {
+    let PrefillAnswer::Handoff { parameters, prompt } = connector.read_prefill(answer.as_bytes()) else {
         panic!("refused")
     };
-    assert_eq!(cached_tokens, Some(2));
+    assert_eq!(prompt.cached_tokens, Some(2));
     let handed = context(&worker, &worker, Some(&parameters));
     let params = json!({"request_type":"generation_only","ctx_request_id":5,"opaque_state":"x1"});
     assert_eq!(

@@ -154,10 +154,7 @@ impl Connector for Trtllm {
                 handoff.extend([",\"", field, "\":", json]);
             }
         }
-        PrefillAnswer::Handoff {
-            parameters: handoff + "}",
-            cached_tokens: usage::cached_tokens(answer.usage),
-        }
+        PrefillAnswer::Handoff { parameters: handoff + "}", prompt: usage::of_prompt(answer.usage) }
     }
 
     /// What was transferred counts as cached.

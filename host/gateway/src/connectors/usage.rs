@@ -1,10 +1,16 @@
-//! The usage of a prefill answer.
+//! The usage of a prefill answer. What cannot be read is left out, since decode does not need it.
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
+use super::PromptUsage;
+
 #[derive(Deserialize)]
 struct Usage<'a> {
+    #[serde(borrow)]
+    prompt_tokens: Option<&'a RawValue>,
+    #[serde(borrow)]
+    input_tokens: Option<&'a RawValue>,
     #[serde(borrow)]
     prompt_tokens_details: Option<&'a RawValue>,
     #[serde(borrow)]
@@ -18,14 +24,15 @@ struct Details {
     cached_tokens: Option<u32>,
 }
 
-/// Returns the number of the prompt's cached tokens; `None` also if it cannot be read, since decode does not
-/// need it.
-pub(super) fn cached_tokens(usage: Option<&RawValue>) -> Option<u32> {
-    let usage: Usage<'_> = read(usage)?;
+/// Returns the number of the prompt's tokens, and of those that were cached.
+pub(super) fn of_prompt(usage: Option<&RawValue>) -> PromptUsage {
+    let Some(usage) = read::<Usage<'_>>(usage) else { return PromptUsage::default() };
     let in_details = |details| read::<Details>(details)?.cached_tokens;
-    in_details(usage.prompt_tokens_details)
+    let cached_tokens = in_details(usage.prompt_tokens_details)
         .or_else(|| in_details(usage.input_tokens_details))
-        .or_else(|| read(usage.cache_read_input_tokens))
+        .or_else(|| read(usage.cache_read_input_tokens));
+    let tokens = read(usage.prompt_tokens).or_else(|| read(usage.input_tokens));
+    PromptUsage { tokens: tokens.unwrap_or(0), cached_tokens }
 }
 
 fn read<'a, T: Deserialize<'a>>(json: Option<&'a RawValue>) -> Option<T> {

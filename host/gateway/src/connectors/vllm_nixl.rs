@@ -9,7 +9,9 @@ use serde_json::value::RawValue;
 use pointsman_orchestration::HandoffKind;
 use pointsman_workers::Candidate;
 
-use super::{Connector, LegContext, PrefillAnswer, Target, given_up, python_json, unread, usage, vllm};
+use super::{
+    Connector, LegContext, PrefillAnswer, PromptUsage, Target, given_up, python_json, unread, usage, vllm,
+};
 use crate::{openai::request::Request, upstream::LegHeaders};
 
 #[derive(Debug)]
@@ -169,14 +171,13 @@ impl Connector for VllmNixl {
         // Before 0.10.1 only whole blocks are handed over, and a short prompt has none. A decode engine fails
         // on an empty list.
         let ids = fields.get(NEEDED[0]).and_then(|ids| ids.strip_prefix('['));
+        let reported = usage::of_prompt(answer.usage);
+        let in_parameters = || CACHED.iter().find_map(|field| fields.get(field)?.parse().ok());
+        let prompt = PromptUsage { cached_tokens: reported.cached_tokens.or_else(in_parameters), ..reported };
         match missing.filter(|_| !is_bootstrap) {
             Some(field) => PrefillAnswer::Incomplete(field),
             None if !is_bootstrap && ids.is_some_and(|ids| ids.trim_start() == "]") => PrefillAnswer::Nothing,
-            None => PrefillAnswer::Handoff {
-                parameters: parameters.get().to_owned(),
-                cached_tokens: usage::cached_tokens(answer.usage)
-                    .or_else(|| CACHED.iter().find_map(|field| fields.get(field)?.parse().ok())),
-            },
+            None => PrefillAnswer::Handoff { parameters: parameters.get().to_owned(), prompt },
         }
     }
 

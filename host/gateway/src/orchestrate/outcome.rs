@@ -71,9 +71,10 @@ impl Drive {
             PrefillAnswer::Handoff { parameters, .. } if self.would_hang(&parameters) => {
                 self.no_handoff("incomplete", NO_REQUEST_ID.to_owned())
             }
-            PrefillAnswer::Handoff { parameters, cached_tokens } => {
+            PrefillAnswer::Handoff { parameters, prompt } => {
                 self.state.metrics.handoff("complete");
-                (self.handoff, self.cached_tokens) = (Some(parameters), cached_tokens);
+                (self.handoff, self.cached_tokens) = (Some(parameters), prompt.cached_tokens);
+                self.prompt_computed(prompt);
                 self.attempts.commit(lease);
                 Event::PrefillHandoff
             }

@@ -10,7 +10,10 @@ use pointsman_workers::{Booking, OpenHandoff, Worker};
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::leg_run::{LegAnswer, PrefillDone};
+use super::{
+    leg_run::{LegAnswer, PrefillDone},
+    reported_usage::UNKNOWN_CONTEXT,
+};
 use crate::{
     budget::Share,
     connectors::{Connector, PrefillAnswer},
@@ -61,7 +64,7 @@ impl PrefillCall {
 
     /// Reads the answer of a prefill leg, if it carries data. An answer that is an error, or that cannot be
     /// read, is a failed call: another prefill worker may answer.
-    fn read(&self, prefilled: Prefilled) -> Result<PrefillDone, CallError> {
+    fn read(&mut self, prefilled: Prefilled) -> Result<PrefillDone, CallError> {
         let (answer, held) = match prefilled {
             Prefilled::Answer(answer, held) => (answer, held),
             Prefilled::Drained(whole, held) => return Ok(self.drained(whole, held)),
@@ -75,8 +78,13 @@ impl PrefillCall {
                 Err(CallError::Protocol(format!("the prefill answer has no data: {problem}")))
             }
             read => {
-                let is_handoff = matches!(read, PrefillAnswer::Handoff { .. });
-                let open_handoff = is_handoff.then(|| OpenHandoff::new(self.worker.clone()));
+                let prompt =
+                    if let PrefillAnswer::Handoff { prompt, .. } = &read { Some(prompt) } else { None };
+                if let Some((booking, prompt)) = self.booking.as_mut().zip(prompt.filter(|it| it.tokens > 0))
+                {
+                    booking.prompt_reported(prompt.tokens.min(UNKNOWN_CONTEXT), prompt.cached_tokens);
+                }
+                let open_handoff = prompt.map(|_| OpenHandoff::new(self.worker.clone()));
                 let answer = Some((answer, read));
                 Ok(PrefillDone { answer, cached_tokens: None, held: Some(held), open_handoff })
             }

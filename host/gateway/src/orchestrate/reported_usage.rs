@@ -8,12 +8,12 @@ use super::{
     relay::{self, CachedTokens},
 };
 use crate::{
-    connectors::connector_for,
+    connectors::{PromptUsage, connector_for},
     openai::{request::Endpoint, sse::Usage},
 };
 
 /// Context that is assumed of a model whose engine reports none, tokens: more than any has.
-const UNKNOWN_CONTEXT: u32 = 1 << 24;
+pub(super) const UNKNOWN_CONTEXT: u32 = 1 << 24;
 /// Turns that an engine may take for an answer of the Responses API. Each has a prompt of its own.
 const MAX_TURNS: u32 = 64;
 
@@ -29,6 +29,16 @@ impl Drive {
         }
         self.account.usage(usage);
         usage
+    }
+
+    /// Records what the prefill engine reports of the prompt. Most clients do not ask for usage, so that the
+    /// decode engine reports nothing. If it does, its number of tokens replaces this one.
+    pub(super) fn prompt_computed(&mut self, prompt: PromptUsage) {
+        if prompt.tokens > 0 {
+            let PromptUsage { tokens: prompt_tokens, cached_tokens } = prompt;
+            let usage = Usage { prompt_tokens, completion_tokens: None, cached_tokens };
+            self.account.usage(self.within_context(Leg::Prefill, usage));
+        }
     }
 
     /// Lowers what an engine reports to what the model can have. A wrong number would count in the figures of
