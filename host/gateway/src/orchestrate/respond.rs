@@ -40,6 +40,7 @@ impl Drive {
             Ending::Whole(mut response) => {
                 self.add_own_headers(response.headers_mut());
                 self.account.relay_begins();
+                self.state.metrics.relayed_bytes.inc_by(response.body().len() as u64);
                 response.map(|body| Answer::served(body, self))
             }
             Ending::Failed(cause) => {
