@@ -160,6 +160,67 @@ async fn f4_the_end_yields_the_lengths_and_the_hit_rate() {
     assert!((0.5..1.0).contains(&hits), "the second prompt was cached: {hits}");
 }
 
+#[tokio::test]
+async fn m4_the_time_between_tokens_is_that_of_one_choice() {
+    const GAP: Duration = Duration::from_millis(60);
+    let engine = RawEngine::start(move |request: &RawRequest| {
+        if !request.line.starts_with("POST") {
+            return vec![Act::Send(json(r#"{"data":[{"id":"tiny"}]}"#))];
+        }
+        let event = |index: u32| {
+            let text = format!(r#"{{"choices":[{{"index":{index},"text":"a","finish_reason":null}}]}}"#);
+            Act::Send(chunk(format!("data: {text}\n\n").as_bytes()))
+        };
+        let round = || (0..4).map(event).chain([Act::Pause(GAP)]);
+        let mut acts = vec![Act::Send(stream_head())];
+        acts.extend((0..6).flat_map(|_| round()));
+        acts.extend([Act::Send(chunk(b"data: [DONE]\n\n")), Act::Send(b"0\r\n\r\n".to_vec())]);
+        acts
+    })
+    .await
+    .unwrap();
+    let flag = format!("id=1,role=aggregated,engine=openai,url=http://{}", engine.address);
+    let worker = WorkerSpec::parse_flag(&flag).unwrap();
+    let cluster =
+        TestClusterBuilder::new().config(|config| config.workers.push(worker)).start().await.unwrap();
+    let body = json!({"model": "tiny", "prompt": "a", "stream": true, "n": 4}).to_string();
+    assert_eq!(cluster.client.post(COMPLETIONS, &[], body).await.unwrap().status, 200);
+    let itl = newest(&cluster).await["outcome"]["itl_ms"].as_f64().unwrap();
+    let sum = metric(&cluster, "pointsman_itl_seconds_sum").await;
+    let mean = sum / metric(&cluster, "pointsman_itl_seconds_count").await;
+    // M4.21
+    assert!((55.0..200.0).contains(&itl) && (0.04..0.2).contains(&mean), "{itl} ms, {mean} s");
+}
+
+#[tokio::test]
+async fn m4_whole_answers_are_relayed_bytes_too() {
+    let cluster = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await.unwrap();
+    let answer = cluster.client.post(COMPLETIONS, &[], body(20, false)).await.unwrap();
+    cluster.at_rest().await.unwrap();
+    // M4.22
+    assert_eq!(metric(&cluster, "pointsman_relayed_bytes_total").await, answer.body.len() as f64);
+}
+
+#[tokio::test]
+async fn m4_the_prefill_engine_reports_the_prompt_of_a_client_that_asks_for_no_usage() {
+    let cluster = TestCluster::disaggregated(Dialect::Vllm, 1, 1).await.unwrap();
+    let prompt = "abc ".repeat(60);
+    let body = json!({"model": "tiny", "prompt": prompt, "max_tokens": 4, "stream": true}).to_string();
+    for _ in 0..2 {
+        assert_eq!(cluster.client.post(COMPLETIONS, &[], body.clone()).await.unwrap().status, 200);
+        cluster.at_rest().await.unwrap();
+    }
+    // M4.12
+    assert_eq!(metric(&cluster, "pointsman_prompt_tokens_total").await, 120.0);
+    let of_usage = metric(&cluster, r#"pointsman_isl_tokens_sum{source="usage"}"#).await;
+    let hits = metric(&cluster, r#"pointsman_cache_hit_ratio_sum{source="usage"}"#).await;
+    // B8.11
+    assert!(of_usage == 120.0 && (0.5..1.0).contains(&hits), "{of_usage} tokens, hit ratios {hits}");
+    let sources = metric(&cluster, r#"pointsman_osl_tokens_sum{source="counted"}"#).await;
+    // F4.13
+    assert_eq!(sources, 8.0, "the prefill engine says nothing of the output");
+}
+
 /// Checks that the newest decision is a refusal that ended, in both places where operators see it.
 async fn ended(cluster: &TestCluster, status: u16, code: &str) {
     let decision = newest(cluster).await;

@@ -178,7 +178,9 @@ pub(super) async fn faulted(
 /// Refuses a list of inputs whose ids are not a list, as SGLang 0.5.23 does.
 pub(super) fn refuse_ids(engine: &Engine, body: &[u8], input: &Value) -> Option<Response> {
     let is_list = input.as_array().is_some_and(|items| items.first().is_some_and(|item| !item.is_number()));
-    let one_id = || serde_json::from_slice::<Value>(body).is_ok_and(|body| body.get("rid").is_some_and(Value::is_string));
+    let one_id = || {
+        serde_json::from_slice::<Value>(body).is_ok_and(|body| body.get("rid").is_some_and(Value::is_string))
+    };
     let refused = engine.config.dialect == Dialect::Sglang && is_list && one_id();
     refused.then(|| {
         let message = "Internal server error: The rid should be a list.";
