@@ -193,6 +193,29 @@ async fn m4_the_time_between_tokens_is_that_of_one_choice() {
 }
 
 #[tokio::test]
+async fn f4_tokens_that_all_came_in_one_read_have_no_time_between_them() {
+    let engine = RawEngine::start(|request: &RawRequest| {
+        if !request.line.starts_with("POST") {
+            return vec![Act::Send(json(r#"{"data":[{"id":"tiny"}]}"#))];
+        }
+        let event = r#"data: {"choices":[{"index":0,"text":"a","finish_reason":null}]}"#.to_owned() + "\n\n";
+        let events = chunk((event.repeat(20) + "data: [DONE]\n\n").as_bytes());
+        vec![Act::Send([stream_head(), events, b"0\r\n\r\n".to_vec()].concat())]
+    })
+    .await
+    .unwrap();
+    let flag = format!("id=1,role=aggregated,engine=openai,url=http://{}", engine.address);
+    let worker = WorkerSpec::parse_flag(&flag).unwrap();
+    let cluster =
+        TestClusterBuilder::new().config(|config| config.workers.push(worker)).start().await.unwrap();
+    let body = json!({"model": "tiny", "prompt": "a", "stream": true}).to_string();
+    assert_eq!(cluster.client.post(COMPLETIONS, &[], body).await.unwrap().status, 200);
+    let outcome = newest(&cluster).await["outcome"].clone();
+    // F4.20
+    assert!(outcome["output_tokens"] == 20 && outcome["itl_ms"].is_null(), "{outcome}");
+}
+
+#[tokio::test]
 async fn m4_whole_answers_are_relayed_bytes_too() {
     let cluster = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await.unwrap();
     let answer = cluster.client.post(COMPLETIONS, &[], body(20, false)).await.unwrap();

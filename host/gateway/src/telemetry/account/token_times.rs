@@ -20,13 +20,15 @@ impl Account {
         mean(self.block_began?, (self.last_token?, self.tokens), self.sequences())
     }
 
-    /// Returns the mean time between tokens, without pauses; `None` if no sequence has two.
+    /// Returns the mean time between tokens, without pauses; `None` if no sequence has two, or if all came in
+    /// one read: that says nothing of their engine.
     #[must_use]
     pub(crate) fn itl(&self) -> Option<Duration> {
         let sequences = self.sequences();
         let between = self.last_token?.checked_duration_since(self.first_token?)?;
         let gaps = self.tokens.checked_sub(sequences).filter(|gaps| *gaps > 0)?;
-        Some(between.saturating_sub(self.paused).saturating_mul(sequences) / gaps)
+        let between = Some(between.saturating_sub(self.paused)).filter(|between| !between.is_zero());
+        Some(between?.saturating_mul(sequences) / gaps)
     }
 
     fn sequences(&self) -> u32 {
