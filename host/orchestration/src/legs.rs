@@ -68,8 +68,6 @@ pub struct Legs {
     consumed: bool,
     /// The decode leg that runs only consumes the handoff.
     consuming: bool,
-    /// A decode engine sent the head of an answer.
-    answered: bool,
     /// The deadline passed, and engines still need work.
     overdue: bool,
     /// A finish reason was seen and is held back until prefill ended (C11).
@@ -111,7 +109,6 @@ impl Legs {
             dispatched: false,
             consumed: false,
             consuming: false,
-            answered: false,
             overdue: false,
             held: false,
             finished: false,
@@ -208,7 +205,6 @@ impl Legs {
         self.committed = false;
         self.dispatched = false;
         self.consuming = false;
-        self.answered = false;
         self.held = false;
         self.state = PerLeg::default();
         let first = self.first_leg();
@@ -277,7 +273,7 @@ impl Legs {
     /// pinned (E1).
     fn send_decode(&mut self) -> Actions {
         self.state.answering = LegState::InFlight;
-        (self.dispatched, self.answered) = (true, false);
+        self.dispatched = true;
         self.consuming = self.only_consumes();
         if self.consuming { smallvec![Action::SendToConsume] } else { smallvec![Action::Send(Leg::Decode)] }
     }
@@ -338,7 +334,6 @@ impl Legs {
     }
 
     fn head(&mut self) -> Actions {
-        self.answered |= self.state.answering == LegState::InFlight;
         if self.state.answering != LegState::InFlight || self.client != Client::Waiting {
             return Actions::new();
         }

@@ -334,3 +334,136 @@ async fn e6_a_handoff_whose_request_decode_refuses_within_an_answer_is_consumed(
         );
     }
 }
+
+/// What an engine does that refuses a request within an answer with status 200.
+#[derive(Clone, Copy, Debug)]
+enum Within {
+    Whole,
+    FirstEvent,
+    /// After the head of a stream.
+    LateEvent,
+    /// After an event that the client gets.
+    SecondEvent,
+}
+
+impl Within {
+    fn acts(self, code: u16) -> Vec<Act> {
+        let error = json!({ "error": { "message": "not now", "code": code } }).to_string();
+        let event = chunk(format!("data: {error}\n\n").as_bytes());
+        let rest = [event, chunk(b"")].concat();
+        let pause = Act::Pause(Duration::from_millis(100));
+        let empty =
+            r#"data: {"id":"x","model":"tiny","choices":[{"index":0,"text":"","finish_reason":null}]}"#;
+        let begin = [stream_head(), chunk(format!("{empty}\n\n").as_bytes())].concat();
+        match self {
+            Self::Whole => vec![Act::Send(json_answer(&error))],
+            Self::FirstEvent => vec![Act::Send([stream_head(), rest].concat())],
+            Self::LateEvent => vec![Act::Send(stream_head()), pause, Act::Send(rest)],
+            Self::SecondEvent => vec![Act::Send(begin), pause, Act::Send(rest)],
+        }
+    }
+}
+
+/// A decode engine that refuses the first requests within its answers, and takes the others.
+async fn refusing_within(within: Within, code: u16, times: usize) -> RawEngine {
+    let left = Mutex::new(times);
+    let event = json!({ "id": "x", "model": "tiny",
+        "choices": [{ "index": 0, "text": "good", "finish_reason": "stop" }] });
+    let good = format!("data: {event}\n\ndata: [DONE]\n\n");
+    RawEngine::serving(move |request| {
+        let mut left = left.lock();
+        let streams = request.body.contains("\"stream\":true");
+        if *left > 0 {
+            *left -= 1;
+            return if streams { within } else { Within::Whole }.acts(code);
+        }
+        if streams {
+            return vec![Act::Send([stream_head(), chunk(good.as_bytes()), chunk(b"")].concat())];
+        }
+        vec![Act::Send(json_answer(&answer("stop")))]
+    })
+    .await
+    .unwrap()
+}
+
+/// A gateway before a prefill worker, and decode workers that are preferred in their order.
+async fn gateway((kind, more): (&str, [&str; 3]), engines: &[&RawEngine], terms: &str) -> TestCluster {
+    let builder = TestClusterBuilder::new().config(|config| {
+        config.routing.enforce_disagg = true;
+        config.policies.slots = toml::from_str(IN_TURN).unwrap();
+        for (turn, (engine, more)) in engines.iter().zip(more).enumerate() {
+            let role = if turn == 0 { "prefill" } else { "decode" };
+            let url = format!("url=http://{}", engine.address);
+            let flag = format!("role={role},engine={kind},{url}{more},label.turn={turn}{terms}");
+            config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+        }
+    });
+    builder.start().await.unwrap()
+}
+
+async fn ask_for(cluster: &TestCluster, stream: bool) -> (u16, String) {
+    let body = json!({"model": "tiny", "prompt": "which way?", "max_tokens": 9, "stream": stream});
+    let reply = cluster.client.post(COMPLETIONS, &[], body.to_string()).await.unwrap();
+    (reply.status.as_u16(), String::from_utf8_lossy(&reply.body).into_owned())
+}
+
+#[tokio::test]
+async fn e6_a_handoff_that_decode_refuses_within_an_answer_goes_to_another_worker() {
+    let refusals = [
+        (Within::Whole, 503),
+        (Within::FirstEvent, 429),
+        (Within::LateEvent, 503),
+        (Within::Whole, 404),
+        (Within::FirstEvent, 401),
+        (Within::LateEvent, 407),
+    ];
+    for kind in KINDS {
+        for (within, code) in refusals {
+            let prefill = engine("length", Arc::default()).await;
+            let decode = [refusing_within(within, code, 9).await, refusing_within(within, code, 0).await];
+            let cluster = gateway(kind, &[&prefill, &decode[0], &decode[1]], "").await;
+            let (status, text) = ask_for(&cluster, !matches!(within, Within::Whole)).await;
+            assert!(status == 200 && text.contains("good"), "{kind:?} {within:?} {code}: {status} {text}");
+            cluster.at_rest().await.unwrap();
+            let asked = [&prefill, &decode[0], &decode[1]].map(|engine| engine.requests().len());
+            // E6.16, E5.2; E5.3: an addressed handoff is lost, and counted
+            let is_addressed = kind.0.contains("p2p");
+            let prefills = if is_addressed { 2 } else { 1 };
+            assert_eq!(asked, [prefills, 1, 1], "{kind:?} {within:?} {code}");
+            let lost = cluster.handoffs("lost_no_decode_worker").await.unwrap();
+            assert_eq!(lost, f64::from(u8::from(is_addressed)), "{kind:?} {within:?} {code}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn e6_a_handoff_that_the_only_decode_worker_refuses_within_an_answer_is_offered_again() {
+    for within in [Within::Whole, Within::LateEvent, Within::SecondEvent] {
+        let stream = !matches!(within, Within::Whole);
+        let prefill = engine("length", Arc::default()).await;
+        let decode = refusing_within(within, 503, 1).await;
+        let cluster = gateway(KINDS[0], &[&prefill, &decode], "").await;
+        let (status, text) = ask_for(&cluster, stream).await;
+        // E6.9, E6.16; I2.2: a client that has an event gets the refusal
+        let is_late = matches!(within, Within::SecondEvent);
+        assert_eq!((status, text.contains("good")), (200, !is_late), "{within:?}: {text}");
+        cluster.until("the handoff is offered again", |_| decode.requests().len() == 2).await.unwrap();
+        cluster.at_rest().await.unwrap();
+        assert_eq!(prefill.requests().len(), 1, "{within:?}");
+        let is_one_token = decode.requests()[1].body.contains("\"max_tokens\":1,");
+        // E6.6
+        assert_eq!(is_one_token, is_late, "{within:?}");
+        assert_eq!(cluster.handoffs("lost_no_decode_worker").await.unwrap(), 0.0);
+
+        let decode = refusing_within(within, 503, 99).await;
+        let cluster = gateway(KINDS[0], &[&prefill, &decode], ",handoff_lease_s=2").await;
+        let (status, text) = ask_for(&cluster, stream).await;
+        assert!(status == 503 || (stream && status == 200), "{within:?}: {status} {text}");
+        assert!(text.contains("overloaded") || is_late, "{within:?}: {text}");
+        cluster.at_rest().await.unwrap();
+        // E6.7, E6.9
+        assert_eq!(cluster.handoffs("lost_no_decode_worker").await.unwrap(), 1.0, "{within:?}");
+        assert_eq!(prefill.requests().len(), 2, "one prefill for each request");
+        assert!(decode.requests().len() > 1, "it was offered again");
+    }
+}

@@ -253,12 +253,12 @@ async fn mooncake_gateway(prefill: &RawEngine, decode: &[&RawEngine]) -> TestClu
     builder.start().await.unwrap()
 }
 
-/// A decode engine that refuses its first request with this status, after the prefill ended.
-async fn refusing_once(refusal: &'static str) -> RawEngine {
+/// A decode engine that refuses its first request with this status and code, after the prefill ended.
+async fn refusing_once(refusal: &'static str, code: u16) -> RawEngine {
     let asked = AtomicU32::new(0);
     mooncake_with("max_tokens", move |request| {
         if asked.fetch_add(1, Ordering::Relaxed) == 0 {
-            let body = json!({ "error": { "message": "boom", "code": 400 } }).to_string();
+            let body = json!({ "error": { "message": "boom", "code": code } }).to_string();
             return vec![Act::Pause(Duration::from_millis(300)), Act::Send(status(refusal, &body))];
         }
         let body = serde_json::from_str(&request.body).unwrap();
@@ -271,7 +271,7 @@ async fn refusing_once(refusal: &'static str) -> RawEngine {
 async fn e6_a_mooncake_handoff_that_decode_refuses_is_consumed() {
     let transfer = |body: &Value| body["kv_transfer_params"]["transfer_id"].clone();
     let prefill = mooncake("max_tokens").await;
-    let decode = refusing_once("400 Bad Request").await;
+    let decode = refusing_once("400 Bad Request", 400).await;
     let cluster = mooncake_gateway(&prefill, &[&decode]).await;
     assert_eq!(post(&cluster, MESSAGES, json!({})).await.status, 400);
     cluster.until("the handoff is consumed", |_| decode.requests().len() == 2).await.unwrap();
@@ -280,18 +280,18 @@ async fn e6_a_mooncake_handoff_that_decode_refuses_is_consumed() {
     // E6.6, E6.10
     assert_eq!((&seen[1]["max_tokens"], transfer(&seen[0])), (&json!(1), transfer(&seen[1])));
 
-    let prefill = mooncake("max_tokens").await;
-    let decode = ["503 Service Unavailable"; 2].map(refusing_once);
-    let [one, two] = decode;
-    let (one, two) = (one.await, two.await);
-    let cluster = mooncake_gateway(&prefill, &[&one, &two]).await;
-    let reply = post(&cluster, MESSAGES, json!({})).await;
-    // E6.9, E6.10: both are asked, and the first again
-    assert_eq!(reply.status, 200, "{reply:?}");
-    let seen = [sent(&one), sent(&two)].concat();
-    assert_eq!((prefill.requests().len(), seen.len()), (1, 3));
-    assert!(seen.iter().all(|body| transfer(body) == transfer(&seen[0])), "one handoff: {seen:?}");
-    cluster.at_rest().await.unwrap();
+    for refusal in ["503 Service Unavailable", "200 OK"] {
+        let prefill = mooncake("max_tokens").await;
+        let (one, two) = (refusing_once(refusal, 503).await, refusing_once(refusal, 503).await);
+        let cluster = mooncake_gateway(&prefill, &[&one, &two]).await;
+        let reply = post(&cluster, MESSAGES, json!({})).await;
+        // E6.9, E6.10, E6.16: both are asked, and the first again
+        assert_eq!(reply.status, 200, "{refusal}: {reply:?}");
+        let seen = [sent(&one), sent(&two)].concat();
+        assert_eq!((prefill.requests().len(), seen.len()), (1, 3), "{refusal}");
+        assert!(seen.iter().all(|body| transfer(body) == transfer(&seen[0])), "one handoff: {seen:?}");
+        cluster.at_rest().await.unwrap();
+    }
 }
 
 #[tokio::test]

@@ -35,7 +35,7 @@ impl Drive {
         // No other worker may take a pinned leg. A handoff that was not read goes to the same one again.
         let pin = self.request.hints.pinned(leg);
         let is_of_worker = error.is_of_worker() || self.lacks_model(&error);
-        let was_read = error.began() || is_of_worker;
+        let was_read = error.began() || is_of_worker || !self.awaits_token;
         let is_pinned = pin.is_some() && !is_unread && (leg != Leg::Decode || was_read);
         let (asks, asks_pair) = match self.note_lost_rank(leg, &error) {
             true => (true, false),

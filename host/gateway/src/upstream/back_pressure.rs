@@ -103,21 +103,19 @@ mod tests {
             [(429, true), (503, true), (529, true), (500, false), (502, false), (501, false), (400, false)]
         {
             let status = StatusCode::from_u16(status).unwrap();
-            let error = CallError::Status {
-                status,
-                content_type: None,
-                retry_after: None,
-                body: Bytes::new(),
-                in_body: false,
+            let answer = |in_body| {
+                let (content_type, retry_after, body) = (None, None, Bytes::new());
+                CallError::Status { status, content_type, retry_after, body, in_body }
             };
+            let error = answer(false);
             assert_eq!(error.refusal().is_some(), refuses, "{status}");
             let breaks = status.is_server_error() && !refuses && status != StatusCode::NOT_IMPLEMENTED;
             // I2.4
             assert_eq!(error.retryable(), refuses || breaks, "{status}");
             // I13.5
             assert_eq!((error.is_fault(), error.breaks_engine()), (breaks, breaks), "{status}");
-            // E5.2
-            assert_eq!(error.began(), breaks, "{status}");
+            // E5.2, E6.16
+            assert_eq!([error.began(), answer(true).began()], [breaks; 2], "{status}");
         }
     }
 }

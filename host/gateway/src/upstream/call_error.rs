@@ -154,14 +154,15 @@ impl CallError {
     }
 
     /// Returns whether the engine may have begun to work on the request. It has not when no byte reached it,
-    /// or when its answer was a refusal.
+    /// or when its answer was a refusal, also within an answer that said 200: some engines check a request, or
+    /// their load, only there. After a token, this says nothing.
     #[must_use]
     pub(crate) fn began(&self) -> bool {
         match self {
             Self::Connect(_) | Self::Shortage(_) => false,
             // 499: the client left, perhaps after the engine began.
-            Self::Status { status, in_body, .. } => {
-                *in_body || status.as_u16() == 499 || !(self.is_refusal() || self.refusal().is_some())
+            Self::Status { status, .. } => {
+                status.as_u16() == 499 || !(self.is_refusal() || self.refusal().is_some())
             }
             Self::Closed(_)
             | Self::Broken(_)

@@ -28,9 +28,13 @@ impl Legs {
     /// handoff is consumed on terms of its own.
     fn consume_elsewhere(&mut self) -> Actions {
         let mut actions = self.fail_client(Leg::Decode);
-        self.state.answering = LegState::Routing;
-        actions.push(Action::Route(Leg::Decode));
+        actions.extend(self.route_decode());
         actions
+    }
+
+    fn route_decode(&mut self) -> Actions {
+        self.state.answering = LegState::Routing;
+        smallvec![Action::Route(Leg::Decode)]
     }
 
     pub(super) fn handoff_lost(&mut self, lost: Lost) -> Actions {
@@ -127,10 +131,9 @@ impl Legs {
         }
         self.state.answering = LegState::Over;
         self.broken += u32::from(failed.broke);
-        // An engine whose answer began has taken the handoff, whatever it answers afterwards. One that
-        // refuses the request itself has not: some check a request only within an answer with status 200.
-        let refuses = failed.refused && !failed.retryable;
-        self.dispatched &= (failed.began || self.answered) && !refuses;
+        // An engine that refuses the request has not taken the handoff, also if its answer began: some check
+        // a request, or their load, only within an answer with status 200.
+        self.dispatched &= failed.began;
         let answering = self.answering();
         if failed.continuable && failed.retryable && self.may_continue() {
             return self.continue_elsewhere();
@@ -149,8 +152,12 @@ impl Legs {
         let goes_on = asks_another || (!is_refused && (failed.retryable || failed.refused));
         if self.owes() && is_free && goes_on {
             self.policy.retries -= u32::from(asks_another);
-            self.state.answering = LegState::Routing;
-            actions.push(Action::Route(Leg::Decode));
+            // A client that has a part of the answer gets no other one.
+            actions.extend(if self.nothing_is_sent() {
+                self.route_decode()
+            } else {
+                self.consume_elsewhere()
+            });
             return actions;
         }
         // The engine refuses the request itself, and so would every other one. One token is not refused.

@@ -17,6 +17,8 @@ const RETRYABLE_SENT: Failed =
     Failed { retryable: true, refused: false, began: true, broke: false, continuable: false };
 const RETRYABLE_UNSENT: Failed =
     Failed { retryable: true, refused: false, began: false, broke: false, continuable: false };
+/// The engine has too much to do, as its status or its answer says.
+const OVERLOADED: Failed = RETRYABLE_UNSENT;
 const BROKE: Failed =
     Failed { retryable: true, refused: false, began: true, broke: true, continuable: false };
 /// The engine refuses the request itself.
@@ -692,23 +694,19 @@ fn e6_a_request_that_decode_refuses_is_consumed_with_one_token() {
 
 #[test]
 fn e6_a_request_that_decode_refuses_within_its_answer_is_consumed_with_one_token() {
-    let (refused, refused_here) = (Failed { began: true, ..REFUSED }, Failed { began: true, ..REFUSED_HERE });
     let mut sent = HANDED_OVER.to_vec();
     sent.push((E::Routed, &[A::Send(Leg::Decode)]));
     let refuses: &[Action] = &[A::Cancel(Leg::Decode), A::Fail(Leg::Decode), A::SendToConsume];
     let begins: &[(Event, &[Action])] = &[(E::Head, &[A::Relay])];
     for begun in [&[], begins] {
         // E6.16
-        let end = [(E::Failed(Leg::Decode, refused), refuses), (E::Ended, &[A::Finish])];
+        let end = [(E::Failed(Leg::Decode, REFUSED), refuses), (E::Ended, &[A::Finish])];
         check(Shape::Remote, 2, &[&sent[..], begun, &end].concat());
         // The refused answer began, and this one did not: another worker consumes the handoff.
         let goes_on: &[Action] = &[A::Cancel(Leg::Decode), A::Route(Leg::Decode)];
         let end = [end[0], (E::Failed(Leg::Decode, RETRYABLE_UNSENT), goes_on)];
         check(Shape::Remote, 2, &[&sent[..], begun, &end].concat());
     }
-    // E5.1: no other worker gets the request with this handoff
-    sent.push((E::Failed(Leg::Decode, refused_here), &[A::Cancel(Leg::Decode), A::Route(Leg::Prefill)]));
-    check(Shape::Remote, 2, &sent);
 }
 
 #[test]
@@ -748,6 +746,16 @@ fn e6_a_bootstrap_handoff_whose_prefill_ended_and_cannot_be_aborted_is_settled()
             E::HandoffLost(Lost::NoDecodeWorker),
             &[A::Lose(Lost::NoDecodeWorker), A::Fail(Leg::Decode), A::Finish],
         ),
+    ]);
+    // E5.2, E6.16: it refuses within an answer
+    after(&[
+        (E::Head, &[A::Relay]),
+        (
+            E::Failed(Leg::Decode, OVERLOADED),
+            &[A::Cancel(Leg::Decode), A::Fail(Leg::Decode), A::Route(Leg::Decode)],
+        ),
+        (E::Routed, &[A::SendToConsume]),
+        (E::Ended, &[A::Finish]),
     ]);
     // E5.1: an engine that began with it has it
     after(&[(E::Failed(Leg::Decode, BROKE), &[A::Cancel(Leg::Decode), A::Fail(Leg::Decode), A::Finish])]);
@@ -1080,8 +1088,10 @@ impl World {
                 self.reserving = true;
             }
             A::Route(leg) => {
-                // I2.2
-                assert!(!self.relayed || self.resumes, "invariant 7: routed again after the first byte");
+                // I2.2, E6.16: what is routed after the first byte only consumes the handoff.
+                let consumes = leg == Leg::Decode && self.owed && (self.gone || self.answers > 0);
+                let is_free = !self.relayed || self.resumes || consumes;
+                assert!(is_free, "invariant 7: routed again after the first byte");
                 assert_eq!(self.routing, None);
                 self.routing = Some(leg);
                 if leg != Leg::Decode {
@@ -1135,6 +1145,7 @@ impl World {
         assert!(self.dispatched == 0, "E5: a handoff was dispatched twice");
         assert!(consuming || !self.gone || self.prefill, "a whole answer after the client disconnected");
         assert!(!consuming || self.gone || self.answers > 0, "one token for a client that waits");
+        assert!(consuming || self.answers == 0, "a whole answer after the client got its error");
         (self.decode, self.consuming) = (true, consuming);
         (self.head, self.token, self.finish) = (false, false, false);
         self.dispatched += 1;
@@ -1193,9 +1204,8 @@ impl World {
                 (true, true, false) => events.push(E::FinishSeen),
                 (true, true, true) => events.push(E::Ended),
             }
-            let sent =
-                if self.head { vec![RETRYABLE_SENT, FATAL, BROKE, REFUSED, DIED] } else { failures.to_vec() };
-            events.extend(sent.into_iter().map(|failed| E::Failed(Leg::Decode, failed)));
+            events.extend(failures.map(|failed| E::Failed(Leg::Decode, failed)));
+            events.extend(self.head.then_some(E::Failed(Leg::Decode, DIED)));
         }
         if self.decode && self.token && !self.finish && !self.prefill && self.relayed && waits {
             events.extend([E::Move, E::Pause]);
@@ -1206,7 +1216,7 @@ impl World {
         let mut happenings: Vec<_> = events.into_iter().map(Happening::Reported).collect();
         if self.decode && self.head && self.relayed && waits && !self.begun {
             let of = |leg| move |failed| Happening::FailsWithoutEvent(leg, failed);
-            happenings.extend([RETRYABLE_SENT, FATAL, BROKE, REFUSED].map(of(Leg::Decode)));
+            happenings.extend(failures.map(of(Leg::Decode)));
             happenings.extend(failures.map(of(Leg::Prefill)).into_iter().filter(|_| self.prefill));
             happenings.push(Happening::StreamBegins);
         }
@@ -1264,7 +1274,7 @@ impl World {
             E::Ended => (self.decode, self.owed) = (false, false),
             E::Failed(_, failed) => {
                 self.decode = false;
-                if (failed.began || self.head) && (self.token || failed.retryable || !failed.refused) {
+                if failed.began || self.token {
                     // The decode engine took the handoff, and answers for it.
                     self.owed = false;
                 } else {
