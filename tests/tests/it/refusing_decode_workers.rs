@@ -281,12 +281,15 @@ async fn i2_an_offer_after_a_refusal_is_a_retry() {
         cluster.sims[1].set_faults(vec![Fault::always(refusal)]);
         // I2.3
         assert_eq!(ask(&cluster, &[], "hello").await.status.as_u16(), expected);
+        let asked = |place: usize| cluster.sims[place].state().requests.values().sum::<u64>();
         // E6.6
         cluster
             .until("the handoff is consumed", |cluster| cluster.sims[2].state().handoffs.pulled == 1)
             .await
             .unwrap();
         cluster.at_rest().await.unwrap();
+        // E6.6
+        assert_eq!([asked(1), asked(2)], [1, 1], "{retries} retries");
     }
 }
 

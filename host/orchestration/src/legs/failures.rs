@@ -160,10 +160,15 @@ impl Legs {
             });
             return actions;
         }
-        // The engine refuses the request itself, and so would every other one. One token is not refused.
+        // The engine refuses the request itself, and so would every other one. One token is not refused,
+        // except by an engine that takes nothing.
         if self.owes() && is_refused && !asks_another {
-            actions.extend(self.fail_client(answering));
-            actions.extend(self.send_decode());
+            if is_free && failed.retryable {
+                actions.extend(self.consume_elsewhere());
+            } else {
+                actions.extend(self.fail_client(answering));
+                actions.extend(self.send_decode());
+            }
             return actions;
         }
         actions.extend(self.give_up_handoff(Lost::NoDecodeWorker));

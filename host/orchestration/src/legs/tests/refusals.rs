@@ -29,7 +29,8 @@ fn e5_a_handoff_that_a_worker_refuses_for_a_reason_of_its_own_costs_a_retry() {
     ];
     let no_more: &[(Event, &[Action])] = &[
         // I2.3, E6.6
-        (refused, &[A::Cancel(Leg::Decode), A::Fail(Leg::Decode), A::SendToConsume]),
+        (refused, &[A::Cancel(Leg::Decode), A::Fail(Leg::Decode), A::Route(Leg::Decode)]),
+        (E::Routed, &[A::SendToConsume]),
         (refused, &[A::Cancel(Leg::Decode), A::Route(Leg::Decode)]),
         (E::Routed, &[A::SendToConsume]),
     ];
