@@ -19,6 +19,7 @@ mod admin;
 mod agent_programs;
 mod answers_in_flight;
 mod api_keys;
+mod arrived_answers;
 mod audit;
 mod back_pressure;
 mod block_sizes;

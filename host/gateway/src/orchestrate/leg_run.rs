@@ -1,5 +1,7 @@
 //! One leg of a request: its worker, its booking, its call in flight and its failure.
 
+use std::sync::{Arc, atomic::AtomicBool};
+
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use http::Response;
@@ -26,6 +28,8 @@ pub(crate) struct LegRun {
     pub(super) call: Option<BoxFuture<'static, Result<LegAnswer, CallError>>>,
     /// Cancelled when the call ends. The prefill call creates it.
     pub(super) over: Option<CancellationToken>,
+    /// Whether the prefill call got the head of an answer that carries the handoff.
+    pub(super) answers: Arc<AtomicBool>,
     /// The head of the decode answer, kept until prefill has ended.
     pub(super) pending_head: Option<Response<Body>>,
     /// When the leg was sent.

@@ -1,15 +1,25 @@
 //! Events that the driver waits for, up to the beginning of an answer.
 
-use std::task::{Context, Poll};
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    task::{Context, Poll},
+    time::Duration,
+};
 
 use futures_util::{FutureExt, future::BoxFuture};
 use http::Response;
 use pointsman_orchestration::{Event, Waiting};
 use pointsman_workers::{Leg, PerLeg};
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use super::{Drive, executor::Reached, leg_run::LegAnswer, pending_head::first_event};
 use crate::upstream::{Body, CallError, REQUEST, UpgradedCall};
+
+/// How often the runtime looks at its sockets, and at least how long in between, before a prefill is closed
+/// whose client left: the answer may be in one of them already.
+const LOOKS: u32 = 5;
+const LOOK_INTERVAL: Duration = Duration::from_millis(1);
 
 /// The event that arrived first.
 enum Next {
@@ -97,13 +107,16 @@ impl Drive {
         let (until, alarm) = self.next_alarm();
         let waiting = self.attempts.waiting();
         let (PerLeg { prefill, answering }, drain_end) = (&mut self.runs, &self.state.drain_end);
+        let prefills_alone = prefill.call.is_some() && answering.call.is_none();
+        let answers = prefills_alone.then_some(&*prefill.answers);
         tokio::select! {
             biased;
-            () = self.gone.cancelled(), if !self.reported.client_gone => {
+            // A handoff that is in hand is consumed, whether or not its client left meanwhile (E1.7).
+            outcome = finish_or_never(&mut prefill.call) => self.call_ended(Leg::Prefill, outcome),
+            () = left(&self.gone, answers), if !self.reported.client_gone => {
                 self.reported.client_gone = true;
                 Next::Event(Event::ClientGone)
             }
-            outcome = finish_or_never(&mut prefill.call) => self.call_ended(Leg::Prefill, outcome),
             outcome = finish_or_never(&mut answering.call) => self.call_ended(self.legs.answering(), outcome),
             () = first_event(answering.pending_head.as_mut()) => {
                 self.runs.answering.pending_head.take().map_or(Next::Nothing, Next::Stream)
@@ -169,6 +182,23 @@ impl Drive {
             // A prefill call has no other outcome.
             _ => Poll::Pending,
         }
+    }
+}
+
+/// Waits until the client left. While a prefill runs alone, an answer that arrived before is looked for; from
+/// its head on, which `answers` tells, it is waited for. Under a CPU limit, a thread may see both at once.
+async fn left(gone: &CancellationToken, answers: Option<&AtomicBool>) {
+    gone.cancelled().await;
+    let Some(answers) = answers else { return };
+    // Boxed, because few requests wait here.
+    let looks = async {
+        for _ in 0..LOOKS {
+            tokio::time::sleep(LOOK_INTERVAL).await;
+        }
+    };
+    Box::pin(looks).await;
+    if answers.load(Ordering::Relaxed) {
+        std::future::pending::<()>().await;
     }
 }
 

@@ -2,6 +2,10 @@
 
 use std::{
     pin::{Pin, pin},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -117,6 +121,8 @@ impl Drive {
         let rank_is_chosen = self.rank_is_chosen(Leg::Prefill) && self.engine_id.is_none();
         let run = &mut self.runs.prefill;
         run.over = Some(CancellationToken::new());
+        let answers = Arc::new(AtomicBool::new(false));
+        run.answers = answers.clone();
         let task = PrefillCall {
             state: self.state.clone(),
             connector,
@@ -132,6 +138,7 @@ impl Drive {
                 let (head, mut body) = wait.of(head).await?.into_parts();
                 body.of_call(in_flight);
                 if carries_data {
+                    answers.store(true, Ordering::Relaxed);
                     let body = upstream::collect(body, Some(pause), Some(&mut held)).await?;
                     return Ok(Prefilled::Answer(Response::from_parts(head, body), held));
                 }
