@@ -412,6 +412,27 @@ async fn e2_a_consumed_sglang_decode_is_aborted_by_its_id() {
 }
 
 #[tokio::test]
+async fn e2_the_other_prompts_of_a_list_are_aborted_before_its_stream_is_closed() {
+    let given_up = "data: {\"choices\":[{\"index\":0,\"text\":\"\",\"finish_reason\":\"abort\"}]}\n\n";
+    let acts = vec![
+        Act::Send([stream_head(), chunk(TOKEN.as_bytes())].concat()),
+        Act::Pause(50 * MS),
+        Act::Send(chunk(given_up.as_bytes())),
+        Act::Hang,
+    ];
+    let Pair { prefill: _prefill, decode, cluster } =
+        pair(vec![Act::Send(json_answer(ANSWER))], acts, |_| {}).await;
+    let body = prompt(json!({ "stream": true, "prompt": ["one prompt", "another prompt"] }));
+    let reply = cluster.client.post(COMPLETIONS, &[], body).await.unwrap();
+    assert!(String::from_utf8_lossy(&reply.body).contains("`abort`"), "{reply:?}");
+    cluster.until("decode is closed", |_| decode.open() == 0).await.unwrap();
+    cluster.at_rest().await.unwrap();
+    let id = generation(&decode);
+    // E2.5, E2.7
+    assert_eq!(aborts(&decode)[..2], [format!("{id}_0"), format!("{id}_1")]);
+}
+
+#[tokio::test]
 async fn e4_a_prefill_that_may_be_cancelled_ends_with_its_client() {
     for (version, flag, consumed) in [
         ("0.32.0", ",prefill_cancellable=true", 0),

@@ -68,7 +68,7 @@ impl Drive {
             self.failed_prefill = candidate.as_ref().map(|prefill| (prefill.worker.id(), error.kind()));
         }
         let suspects_decode = self.note_time_limit(leg, &error);
-        let runs_on = error.leaves_engine_at_work();
+        let runs_on = error.leaves_engine_at_work() || self.others_run_on(&error);
         self.keep_cause(leg, error, is_poison, suspects_decode);
         if asks_pair {
             // The pair's answer counts.
@@ -80,6 +80,12 @@ impl Drive {
             self.abort(leg);
         }
         Event::Failed(leg, failed)
+    }
+
+    /// Returns whether an error ends one item of a stream, so that its engine may work on the others.
+    fn others_run_on(&self, error: &CallError) -> bool {
+        let is_within = matches!(error, CallError::GaveUp(_) | CallError::Status { in_body: true, .. });
+        is_within && self.request.stream && self.request.items() > 1
     }
 
     /// Keeps why a leg failed, for the client.
