@@ -254,7 +254,10 @@ async fn a5_an_address_that_the_client_sent_stays_in_an_error() {
 
 #[tokio::test]
 async fn a5_a_prefill_answer_that_cannot_be_read_is_not_quoted() {
-    for answer in [r#"{"text":"OUTPUT","meta_info":{}}"#, "OUTPUT", r#"{"choices":"OUTPUT"}"#] {
+    // I3.14: the last one is cut
+    for answer in
+        [r#"{"text":"OUTPUT","meta_info":{}}"#, "OUTPUT", r#"{"choices":"OUTPUT"}"#, r#"{"choices":[OUTPUT"#]
+    {
         let (cluster, _engines) = pair(vec![Act::Send(json_answer(answer))], vec![Act::Hang]).await;
         let body = json!({ "model": "tiny", "messages": [{ "role": "user", "content": "x" }] });
         let reply = cluster.client.post(CHAT, &[], body.to_string()).await.unwrap();

@@ -49,10 +49,15 @@ pub(super) async fn drain_prefill(
     if let Some(error) = error_of(endpoint, &seen, &whole, &whole) {
         return Err(error);
     }
-    let begin = whole.trim_ascii_start().first();
+    let body = sse::without_mark(&whole).trim_ascii_start();
+    let begin = body.first();
     let is_value = begin == Some(&b'{') || is_generate && begin == Some(&b'[');
-    let is_answer = is_value && !matches!(missing_list(endpoint, &whole), Ok(Some(_)));
-    if !may_be_json(content_type) || !is_answer {
+    let is_whole = match missing_list(endpoint, body) {
+        Ok(missing) => missing.is_none(),
+        // Python writes `NaN`.
+        Err(_) => sse::is_closed(body),
+    };
+    if !may_be_json(content_type) || !is_value || !is_whole {
         return Err(not_an_answer(&whole));
     }
     Ok(Some(whole))
