@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 
-use fair_queue::{FairQueue, Key, Line, Rules};
+use fair_queue::{FairQueue, Key, Line, Need, Newcomer, Rules};
 use libfuzzer_sys::fuzz_target;
 
 /// Group and number.
@@ -27,6 +27,7 @@ enum Step {
     Serve { only: Option<u8>, cost: u16, real: u16 },
     Pass { group: u8, tenant: u8, cost: u16 },
     GiveWay { group: u8, tenant: u8 },
+    MakeRoom { group: u8, tenant: u8, priority: i8, size: u8 },
 }
 
 fuzz_target!(|steps: Vec<Step>| {
@@ -40,7 +41,11 @@ fuzz_target!(|steps: Vec<Step>| {
                 let (due_us, deadline_us) = (due.into(), deadline.into());
                 let key = Key { priority, due_us, deadline_us, ..Key::in_turn(ticket) };
                 let weight = f64::from(weight) / 16.0 + 0.1;
-                positions.push(queue.insert(line, tenant.into(), weight, key, ticket));
+                let position = queue.insert(line, tenant.into(), weight, key, ticket);
+                if ticket % 3 > 0 {
+                    queue.may_lose_place(&position, Need { cost: 1.0, size: ticket % 7 });
+                }
+                positions.push(position);
                 inside.insert(ticket);
             }
             Step::Leave(which) if !positions.is_empty() => {
@@ -72,6 +77,21 @@ fuzz_target!(|steps: Vec<Step>| {
                 };
                 for last in queue.last_after(&(group % 2), tenant.into(), |_| 1.0, two).unwrap_or_default() {
                     assert!(inside.remove(&last.key.ticket) && queue.remove(&last).is_some());
+                }
+            }
+            Step::MakeRoom { group, tenant, priority, size } => {
+                let (tenant, priority) = (tenant.into(), priority.into());
+                let new = Newcomer { tenant, weight: 1.0, priority, size: size.into() };
+                let mut enough = 0_u8;
+                let two = |_: &u64| {
+                    enough += 1;
+                    enough == 2
+                };
+                let may = |ticket: &u64| ticket % 3 > 1;
+                for last in queue.make_room(&(group % 2), new, may, two).unwrap_or_default() {
+                    let ticket = last.key.ticket;
+                    assert!(last.key.priority.0 <= priority && ticket % 3 > 1);
+                    assert!(inside.remove(&ticket) && queue.remove(&last) == Some(ticket));
                 }
             }
         }

@@ -113,6 +113,11 @@ impl Group {
         }
     }
 
+    /// Weight of a tenant that is counted.
+    pub(crate) fn weight(&self, tenant: u64) -> f64 {
+        self.tenants.get(&tenant).map_or(1.0, |tenant| tenant.weight)
+    }
+
     /// Number of tenants that are counted.
     pub(crate) fn tenants(&self) -> usize {
         self.tenants.len()

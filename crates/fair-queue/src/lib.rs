@@ -8,10 +8,13 @@ use std::{
 };
 
 mod group;
+mod room;
 #[cfg(test)]
 mod tests;
 
 use group::Group;
+use room::Room;
+pub use room::{Need, Newcomer};
 
 /// The tenant of requests without one.
 pub const NO_TENANT: u64 = u64::MAX - 1;
@@ -85,6 +88,8 @@ pub struct FairQueue<L: Line, T> {
     rules: Rules,
     lines: BTreeMap<L, Requests<T>>,
     groups: HashMap<L::Group, Group>,
+    /// The requests that may lose their places, by group.
+    rooms: HashMap<L::Group, Room<L>>,
     waiting: usize,
     admitted: u64,
     periods: u64,
@@ -111,7 +116,8 @@ impl<L: Line, T> FairQueue<L, T> {
     /// Returns an empty queue.
     #[must_use]
     pub fn new(rules: Rules) -> Self {
-        Self { rules, lines: BTreeMap::new(), groups: HashMap::new(), waiting: 0, admitted: 0, periods: 0 }
+        let (lines, groups, rooms) = (BTreeMap::new(), HashMap::new(), HashMap::new());
+        Self { rules, lines, groups, rooms, waiting: 0, admitted: 0, periods: 0 }
     }
 
     /// Number of requests.
@@ -123,7 +129,7 @@ impl<L: Line, T> FairQueue<L, T> {
     /// Whether nothing is kept of any request.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.lines.is_empty() && self.groups.is_empty() && self.waiting == 0
+        self.lines.is_empty() && self.groups.is_empty() && self.rooms.is_empty() && self.waiting == 0
     }
 
     /// Number of requests of a group.
@@ -155,6 +161,9 @@ impl<L: Line, T> FairQueue<L, T> {
         if let Some(group) = self.groups.get_mut(name) {
             tenant = group.known(tenant);
             group.enter(tenant, weight, self.rules.credit);
+            if let Some(room) = self.rooms.get_mut(name) {
+                room.list(tenant, group);
+            }
         }
         let empty = || Requests { tenants: BTreeMap::new(), by_age: BTreeMap::new() };
         let requests = self.lines.entry(line.clone()).or_insert_with(empty);
@@ -180,6 +189,12 @@ impl<L: Line, T> FairQueue<L, T> {
         }
         self.waiting -= 1;
         if let Some(group) = self.groups.get_mut(line.group()) {
+            if let Some(room) = self.rooms.get_mut(line.group()) {
+                room.remove(*tenant, &key, group);
+                if room.is_empty() {
+                    self.rooms.remove(line.group());
+                }
+            }
             group.leave(*tenant, self.rules.check);
             if group.waiting == 0 {
                 self.groups.remove(line.group());
@@ -194,6 +209,9 @@ impl<L: Line, T> FairQueue<L, T> {
         let name = position.line.group();
         let group = self.groups.get_mut(name)?;
         group.reweigh(position.tenant, weight);
+        if let Some(room) = self.rooms.get_mut(name) {
+            room.list(position.tenant, group);
+        }
         group.admit(position.tenant, cost);
         Some(Charge { group: name.clone(), tenant: position.tenant, period: group.period, cost })
     }
@@ -209,6 +227,9 @@ impl<L: Line, T> FairQueue<L, T> {
         let group = self.groups.get_mut(name)?;
         let tenant = group.known(tenant);
         group.enter(tenant, weight, self.rules.credit);
+        if let Some(room) = self.rooms.get_mut(name) {
+            room.list(tenant, group);
+        }
         group.admit(tenant, cost);
         group.leave(tenant, self.rules.check);
         Some(Charge { group: name.clone(), tenant, period: group.period, cost })
@@ -227,7 +248,12 @@ impl<L: Line, T> FairQueue<L, T> {
     /// requests that would be served next.
     pub fn pass_deadlines(&mut self, until_us: impl Fn(&L) -> i64) {
         for (line, requests) in &mut self.lines {
-            requests.pass_deadlines(until_us(line));
+            let mut room = self.rooms.get_mut(line.group());
+            requests.pass_deadlines(until_us(line), |tenant, from, to| {
+                if let Some(room) = &mut room {
+                    room.change_key(tenant, from, to);
+                }
+            });
         }
     }
 
@@ -318,7 +344,8 @@ impl Rank {
 }
 
 impl<T> Requests<T> {
-    fn pass_deadlines(&mut self, until_us: i64) {
+    /// `passed` gets the tenant of each request that becomes late, its key and its new one.
+    fn pass_deadlines(&mut self, until_us: i64, mut passed: impl FnMut(u64, &Key, Key)) {
         // An ageing turn serves the priority of the oldest request, any other turn a tenant's highest one.
         let oldest = self.by_age.first_key_value().map(|(_, (_, key))| key.priority);
         for (tenant, requests) in &mut self.tenants {
@@ -331,6 +358,7 @@ impl<T> Requests<T> {
                     let late = Key { due_us: i64::MAX, deadline_us: i64::MAX, ..key };
                     self.by_age.insert(key.ticket, (*tenant, late));
                     requests.insert(late, value);
+                    passed(*tenant, &key, late);
                 }
             }
         }

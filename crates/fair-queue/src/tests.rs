@@ -3,14 +3,14 @@ use proptest::prelude::*;
 use super::*;
 
 /// A queue of requests with a size, which is their cost.
-struct Queue {
-    queue: FairQueue<Size, (f64, &'static str)>,
-    tickets: u64,
+pub(crate) struct Queue {
+    pub(crate) queue: FairQueue<Size, (f64, &'static str)>,
+    pub(crate) tickets: u64,
 }
 
 /// Large and small requests, which have the tenants in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Size {
+pub(crate) enum Size {
     Small,
     Large,
 }
@@ -24,7 +24,7 @@ impl Line for Size {
 }
 
 impl Queue {
-    fn new(ageing_turn: u64, credit: f64) -> Self {
+    pub(crate) fn new(ageing_turn: u64, credit: f64) -> Self {
         let rules = Rules { ageing_turn, credit, check: |right| assert!(right) };
         Self { queue: FairQueue::new(rules), tickets: 0 }
     }
@@ -42,7 +42,7 @@ impl Queue {
         }
     }
 
-    fn pop(&mut self, may: impl Fn(&Size) -> bool) -> Option<&'static str> {
+    pub(crate) fn pop(&mut self, may: impl Fn(&Size) -> bool) -> Option<&'static str> {
         let (position, (cost, _)) = self.queue.next(may)?;
         let cost = *cost;
         self.queue.charge(&position, 1.0, cost);
