@@ -28,6 +28,7 @@ use tokio::{
 };
 
 mod admission;
+mod displacement;
 mod drain_rate;
 mod first_token_times;
 mod preemption;
@@ -49,7 +50,7 @@ pub use worker_waits::WorkerWait;
 use drain_rate::DrainRate;
 use preemption::{Asking, Preemption};
 use rules::{LineId, class_of, micros};
-use worker_waits::{Held, WorkerWaits};
+use worker_waits::WorkerWaits;
 
 /// The order of waiting requests. Every fourth admission ages, so that no band starves (L3.6), and a tenant
 /// that was idle passes others twice (L3.5).
@@ -101,6 +102,12 @@ struct Turn {
     has_come: AtomicBool,
     /// Whether capacity was released since the request began its attempt. Changed under the queue's lock.
     has_come_again: AtomicBool,
+    /// Whether another request took its place. Changed under the queue's lock.
+    lost_place: AtomicBool,
+    /// Size of the request's body.
+    bytes: usize,
+    /// Tokens of its prompt.
+    tokens: u64,
 }
 
 /// A place in the queue. Dropping it releases the place.
@@ -108,9 +115,6 @@ struct Turn {
 pub struct Place {
     queue: Arc<AdmissionQueue>,
     position: Position<LineId>,
-    bytes: usize,
-    /// Tokens of the prompt.
-    tokens: u64,
     turn: Arc<Turn>,
     /// What it asks of running streams, if they may pause for it.
     asking: Option<Asking>,
@@ -197,8 +201,9 @@ impl AdmissionQueue {
         self.waiting() > 0 && self.inner.lock().order.has(&admission_request.line(leg, &[]))
     }
 
-    /// Takes a place; `None` when the queue is full. `tried` are workers that the request tried already. A
-    /// request that waited for a worker has a place, which becomes this one.
+    /// Takes a place, in a full queue that of another request where L3.14 allows it; otherwise `None`. `tried`
+    /// are workers that the request tried already. A request that waited for a worker has a place, which
+    /// becomes this one. No other request takes the place if `keeps_place`.
     #[must_use]
     pub fn park(
         self: &Arc<Self>,
@@ -206,13 +211,18 @@ impl AdmissionQueue {
         leg: Leg,
         tried: &[CandidateId],
         waited: Option<&WorkerWait>,
+        keeps_place: bool,
     ) -> Option<Place> {
         let mut inner = self.inner.lock();
         let had_place = waited.is_some_and(|wait| inner.end_wait(wait));
-        if !had_place && !inner.has_room(admission_request, Held::default()) {
+        if !had_place && !inner.has_or_makes_room(admission_request) {
             return None;
         }
         let mut place = self.insert(&mut inner, admission_request, leg, tried);
+        if !keeps_place {
+            let need = admission_request.need(&inner.rules);
+            inner.order.may_lose_place(&place.position, need);
+        }
         place.asking = inner.asking(&place.position.line, admission_request.request);
         Some(place)
     }
@@ -249,7 +259,7 @@ impl AdmissionQueue {
         let tokens = u64::from(admission_request.request.prompt_tokens);
         inner.tokens += tokens;
         let line = admission_request.line(leg, tried);
-        let turn = Arc::new(Turn::default());
+        let turn = Arc::new(Turn { bytes, tokens, ..Turn::default() });
         let is_first = !inner.order.has(&line);
         let position =
             inner.order.insert(line, tenant.unwrap_or(NO_TENANT), weight, key, Arc::downgrade(&turn));
@@ -261,7 +271,7 @@ impl AdmissionQueue {
             }
         }
         self.waiting.store(inner.order.len(), Ordering::SeqCst);
-        Place { queue: self.clone(), position, bytes, tokens, turn, asking: None }
+        Place { queue: self.clone(), position, turn, asking: None }
     }
 
     /// Wakes the next request: capacity was released.
@@ -376,9 +386,7 @@ impl Place {
 impl Drop for Place {
     fn drop(&mut self) {
         let mut inner = self.queue.inner.lock();
-        inner.order.remove(&self.position);
-        inner.bytes -= self.bytes;
-        inner.tokens -= self.tokens;
+        inner.release_place(&self.position);
         self.asking.iter().for_each(Asking::withdraw);
         self.queue.waiting.store(inner.order.len(), Ordering::SeqCst);
         if self.is_its_turn() {

@@ -42,6 +42,8 @@ pub enum Entry {
     Wait,
     /// The queue is full, or the queue timeout expired.
     Refused,
+    /// The queue is full, and another request took the place of this one.
+    LostPlace,
 }
 
 /// Action when no worker takes a leg.
@@ -257,6 +259,9 @@ impl Attempts {
 
     /// Asks the queue whether a leg may be routed. `place` is the place in the queue that the request has.
     pub fn enter(&mut self, leg: Leg, place: Option<Queued>, parking: &Parking<'_>) -> Entry {
+        if place.as_ref().is_some_and(|(place, _)| place.is_lost()) {
+            return Entry::LostPlace;
+        }
         if self.is_admitted {
             let waits =
                 place.as_ref().is_some_and(|(place, until)| !place.is_its_turn() && Instant::now() < *until);
@@ -357,7 +362,8 @@ impl Attempts {
             None => {
                 let Parking { queue, admission_request, timeout } = parking;
                 let waited = self.worker_wait.take();
-                let place = queue.park(admission_request, leg, &self.tried, waited.as_deref());
+                let (waited, keeps_place) = (waited.as_deref(), self.is_admitted);
+                let place = queue.park(admission_request, leg, &self.tried, waited, keeps_place);
                 let Some(place) = place else { return false };
                 let now = Instant::now();
                 self.parked.get_or_insert(now);

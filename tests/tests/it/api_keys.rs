@@ -8,7 +8,7 @@ use pointsman_sim::{Dialect, Role as EngineRole, SimConfig};
 use pointsman_tests::{TestCluster, TestClusterBuilder};
 use serde_json::json;
 
-const COMPLETIONS: &str = "/v1/completions";
+pub(crate) const COMPLETIONS: &str = "/v1/completions";
 
 fn entry(id: &str, tenant: &str, digest: KeyDigest) -> KeyEntry {
     KeyEntry { id: id.into(), tenant: tenant.into(), digest: Some(digest.to_string().into()) }

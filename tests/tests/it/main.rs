@@ -109,6 +109,7 @@ mod policies;
 mod preemption;
 mod prefill_answers;
 mod prompt_bytes;
+mod queue_room;
 mod random_handoffs;
 mod realtime;
 mod records;

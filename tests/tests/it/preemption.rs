@@ -302,7 +302,7 @@ async fn l5_a_paused_stream_takes_no_place_in_the_queue_from_others() {
     });
     cluster.until("another request waits", |cluster| waiting(cluster) == 2).await.unwrap();
     // L3.1, L5.5
-    let refused = cluster.client.post(CHAT, HIGH, body(CHAT, tokens(5))).await.unwrap();
+    let refused = cluster.client.post(CHAT, LOW, body(CHAT, tokens(5))).await.unwrap();
     assert_eq!(refused.status.as_u16(), 529);
     assert_eq!(high.all().await.last().unwrap(), "[DONE]");
     assert_eq!(normal(&without_comments(low.all().await)), undisturbed);

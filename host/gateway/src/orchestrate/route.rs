@@ -232,9 +232,11 @@ impl Drive {
                 return Some(place);
             }
             Entry::Wait => self.account.waits("queue", leg),
-            Entry::Refused => {
+            refusal @ (Entry::Refused | Entry::LostPlace) => {
+                let lost_place = matches!(refusal, Entry::LostPlace);
+                state.metrics.displaced.inc_by(lost_place.into());
                 let pressure = state.queue.pressure(&self.request.model);
-                let cause = ApiError::queue_full(state.settings.busy_status, &pressure);
+                let cause = ApiError::queue_full(state.settings.busy_status, &pressure, lost_place);
                 self.leave_queue();
                 self.runs[leg].failure = Some(cause);
                 self.report(Event::Unroutable);

@@ -213,6 +213,8 @@ pub struct Metrics {
     pub prediction_checks: PredictionChecks,
     /// Relative error of the estimated duration of answers that are not streamed.
     pub(crate) whole_estimate_errors: Histogram,
+    /// Requests that lost their places in the full queue.
+    pub(crate) displaced: Counter,
     /// Bookings released because no token arrived for too long.
     pub expired_bookings: Counter,
     /// Wrong keys by listener: `clients` or `admin`.
@@ -286,6 +288,7 @@ impl Default for Metrics {
             predictions: Family::default(),
             prediction_checks: PredictionChecks::default(),
             whole_estimate_errors: Histogram::new(ERROR_BUCKETS),
+            displaced: Counter::default(),
             expired_bookings: Counter::default(),
             wrong_keys: Family::default(),
             key_set_fetches: Family::default(),
@@ -356,6 +359,7 @@ impl Metrics {
             not_tokenized "not_tokenized" "Number of prompts without token ids although their model has a tokenizer, or workers with KV events",
             predictions "predictions" "Number of cached-token predictions by how they compare with the engine's report",
             whole_estimate_errors "whole_estimate_error_ratio" "Share of the time by which the estimated duration of an answer that is not streamed was wrong",
+            displaced "displaced_requests" "Number of requests that lost their places in the full queue to requests that come before them",
             expired_bookings "expired_bookings" "Number of requests whose bookings expired without a token",
             wrong_keys "wrong_keys" "Number of requests with a wrong key or admin token, by listener",
             key_set_fetches "key_set_fetches" "Number of fetches of the identity server's public keys, by outcome",

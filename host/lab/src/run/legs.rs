@@ -142,7 +142,7 @@ impl Lab<'_> {
         let place = match flight.attempts.enter(leg, place, &parking) {
             Entry::Route(place) => place,
             Entry::Wait => return self.wait(number),
-            Entry::Refused => {
+            Entry::Refused | Entry::LostPlace => {
                 flight.cause.get_or_insert(Ended::Shed);
                 return self.report(number, LegEvent::Unroutable);
             }

@@ -60,13 +60,20 @@ impl AdmissionQueue {
 impl Inner {
     /// Returns whether another request may wait, without some of those of its model that wait for a worker.
     pub(super) fn has_room(&self, admission_request: &AdmissionRequest<'_>, without: Held) -> bool {
-        let (rules, model) = (&self.rules, admission_request.model);
-        let limit = rules.model(model).limit;
-        let bytes = (self.bytes - without.bytes).checked_add(admission_request.bytes);
-        let counted = |model: Option<&ModelName>| self.counted(model) - without.requests;
-        counted(None) < rules.limit
-            && (limit == 0 || counted(Some(model)) < limit)
-            && bytes.is_some_and(|sum| sum <= rules.bytes)
+        self.room_for(admission_request)(without)
+    }
+
+    /// Returns whether another request may wait, for any of those of its model that would not.
+    pub(super) fn room_for(&self, asks: &AdmissionRequest<'_>) -> impl Fn(Held) -> bool + use<> {
+        let (limit, limit_of_model) = (self.rules.limit, self.rules.model(asks.model).limit);
+        let (bytes, most_bytes, more) = (self.bytes, self.rules.bytes, asks.bytes);
+        let (all, of_model) = (self.counted(None), self.counted(Some(asks.model)));
+        move |without| {
+            let counted = |requests: usize| requests.saturating_sub(without.requests);
+            counted(all) < limit
+                && (limit_of_model == 0 || counted(of_model) < limit_of_model)
+                && (bytes - without.bytes).checked_add(more).is_some_and(|sum| sum <= most_bytes)
+        }
     }
 
     /// Returns whether another request of a model may be in flight.

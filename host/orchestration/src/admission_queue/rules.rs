@@ -5,6 +5,7 @@ use std::{
     hash::{DefaultHasher, Hash as _, Hasher as _},
 };
 
+use fair_queue::Need;
 use pointsman_routing::{CandidateId, RoutingRequest};
 use pointsman_workers::{Leg, ModelName, WorkerId};
 use tokio::time::{Duration, Instant};
@@ -17,6 +18,8 @@ pub const MAX_OUTPUT_ESTIMATE: u32 = 32_768;
 const DEFAULT_WAIT: Duration = Duration::from_secs(30);
 /// Longest priority jump, seconds.
 const MAX_JUMP_S: f32 = 60.0;
+/// Largest size of a request in the shares of the room.
+const MAX_SIZE: usize = 1 << 40;
 /// Lines of requests with constraints of their own, for each leg of a model.
 const CONSTRAINED_LINES: u64 = 15;
 
@@ -216,6 +219,14 @@ impl AdmissionRequest<'_> {
     /// Prompt tokens, and estimated output tokens of all sequences.
     pub(super) fn tokens(&self) -> (u64, u64) {
         (u64::from(self.request.prompt_tokens), estimated_output(self.request))
+    }
+
+    /// Expected cost, and what it takes of the room: its bytes, or those that one of `limit` requests may have
+    /// if these are more.
+    pub(super) fn need(&self, rules: &QueueRules) -> Need {
+        let (input, output) = self.tokens();
+        let size = self.bytes.max(rules.bytes / rules.limit.max(1)).min(MAX_SIZE);
+        Need { cost: rules.cost(input, output), size: u64::try_from(size).unwrap_or(u64::MAX) }
     }
 
     /// Seconds by which the request jumps the queue within its tenant and band.

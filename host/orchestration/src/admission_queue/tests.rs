@@ -29,7 +29,8 @@ fn park_at(
     arrived: Instant,
     bytes: usize,
 ) -> Option<Place> {
-    queue.park(&AdmissionRequest { model: &model(), request, pin: None, arrived, bytes }, LEG, &[], None)
+    let asks = AdmissionRequest { model: &model(), request, pin: None, arrived, bytes };
+    queue.park(&asks, LEG, &[], None, false)
 }
 
 fn park(queue: &Arc<AdmissionQueue>, request: &RoutingRequest) -> Option<Place> {
@@ -120,10 +121,10 @@ async fn f7_it_is_bounded_and_a_request_leaves_with_its_place() {
     let queue = AdmissionQueue::new(QueueRules { bytes: 10, ..QueueRules::waiting(2) });
     let place = park_at(&queue, &priority(0.0, 0.0), Instant::now(), 6).unwrap();
     // L3.1
-    assert!(park_at(&queue, &priority(9.0, 0.0), Instant::now(), 5).is_none(), "bytes");
+    assert!(park_at(&queue, &priority(0.0, 0.0), Instant::now(), 5).is_none(), "bytes");
     let second = park_at(&queue, &priority(0.0, 0.0), Instant::now(), 4).unwrap();
     // F7.3
-    assert!(park_at(&queue, &priority(9.0, 0.0), Instant::now(), 0).is_none());
+    assert!(park_at(&queue, &priority(0.0, 0.0), Instant::now(), 0).is_none());
     drop((place, second));
     // F7.4
     assert_eq!((queue.waiting(), queue.waiting_bytes()), (0, 0));
@@ -356,9 +357,11 @@ proptest! {
             match step {
                 Step::Arrive { tenant, input, output, priority } => {
                     let one = RoutingRequest { priority, ..request(tenant, input, output) };
-                    if let Some(place) = park(&queue, &one) {
-                        places.push((one, place));
-                    }
+                    let place = park(&queue, &one);
+                    // L3.14
+                    prop_assert!(places.iter().all(|(_, place)| !place.is_lost() || !place.is_its_turn()));
+                    places.retain(|(_, place)| !place.is_lost());
+                    places.extend(place.map(|place| (one, place)));
                 }
                 Step::Leave(which) if !places.is_empty() => {
                     places.swap_remove(which % places.len());
@@ -541,7 +544,7 @@ async fn l5_no_stream_pauses_for_a_request_that_its_place_does_not_help() {
         (&request, Leg::Decode, 0, 1),
     ] {
         let _inflight: Vec<Admit> = (0..room).map(|_| admit(&queue, &one, None)).collect();
-        let mut place = queue.park(request, leg, &[], None).unwrap();
+        let mut place = queue.park(request, leg, &[], None, false).unwrap();
         place.ask_for_room();
         // L5.1
         assert_eq!(asked(&streams).len(), expected, "{leg:?} {room}");

@@ -25,12 +25,15 @@ impl From<RequestError> for ApiError {
 }
 
 impl ApiError {
-    /// The error of a request that the queue does not take.
-    pub(crate) fn queue_full(busy_status: u16, pressure: &Pressure) -> Self {
-        let text = format!(
-            "waiting for a worker: the queue is full, or the request waited for queue.timeout: {pressure}; retry after \
-             the time in `retry-after`"
-        );
+    /// The error of a request that the queue does not take. `lost_place`: it waited, and another request took
+    /// its place.
+    pub(crate) fn queue_full(busy_status: u16, pressure: &Pressure, lost_place: bool) -> Self {
+        let why = if lost_place {
+            "the queue is full, and a request that comes before this one took its place"
+        } else {
+            "the queue is full, or the request waited for queue.timeout"
+        };
+        let text = format!("waiting for a worker: {why}: {pressure}; retry after the time in `retry-after`");
         Self::Overloaded { text, status: status(busy_status), retry_after: pressure.retry_after }
     }
 

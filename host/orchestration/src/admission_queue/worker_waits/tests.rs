@@ -20,7 +20,7 @@ fn wait_of(
 fn park(queue: &Arc<AdmissionQueue>, model: &str) -> Option<Place> {
     let (model, arrived, request) = (ModelName::new(model), Instant::now(), RoutingRequest::default());
     let asks = AdmissionRequest { model: &model, request: &request, pin: None, arrived, bytes: 1 };
-    queue.park(&asks, Leg::Aggregated, &[], None)
+    queue.park(&asks, Leg::Aggregated, &[], None, false)
 }
 
 /// The worker that came is busy. Returns whether the request waits in the queue.
@@ -37,7 +37,7 @@ fn waits_on(attempts: &mut crate::Attempts, queue: &Arc<AdmissionQueue>) -> bool
             after == crate::AfterRefusal::Wait
         }
         crate::Entry::Wait => true,
-        crate::Entry::Refused => false,
+        crate::Entry::Refused | crate::Entry::LostPlace => false,
     }
 }
 
