@@ -47,12 +47,13 @@ mod listen;
 mod reload;
 pub(crate) mod service_manager;
 mod slots;
+mod sockets;
 
 pub(crate) use check::check;
 use first_checks::FirstChecks;
-use listen::{ADMIN_SEND_BUFFER, CLIENT_SEND_BUFFER, cannot_listen, listen};
 use service_manager::Heartbeats;
 pub use service_manager::InheritedSockets;
+use sockets::Sockets;
 
 /// Searches for stored responses at the same time.
 const MAX_RESPONSE_SEARCHES: usize = 16;
@@ -96,24 +97,15 @@ impl Daemon {
         let (source, settings) = (source.map(|source| source.with_keys_of(config)), config.resolve()?);
         check::log_advice(&settings);
         let server = settings.server.clone();
-        let client = listen(sockets.clients, server.listen, CLIENT_SEND_BUFFER);
-        let client = client.map_err(cannot_listen("server.listen"));
-        let admin = listen(sockets.admin, server.admin_listen, ADMIN_SEND_BUFFER);
-        let admin = admin.map_err(cannot_listen("server.admin_listen"));
-        let ext_proc = check::threads(&server).map_or_else(|| ext_proc::listen(&settings.ext_proc), Err);
-        let (client, admin_listener, ext_proc) = match (client, admin, ext_proc) {
-            (Ok(client), Ok(admin), Ok(ext_proc)) => (client, admin, ext_proc),
-            (client, admin, ext_proc) => {
-                let problems = client.err().into_iter().chain(admin.err()).chain(ext_proc.err());
-                return Err(config.errors(config.in_file(problems.collect())).into());
-            }
-        };
-        let listener = client.into_std()?;
+        let refused = |problems: Vec<Problem>| config.errors(config.in_file(problems));
+        let Sockets { clients, admin, picker } = Sockets::bind(&settings, sockets).map_err(refused)?;
         let (stop, abandon) = (CancellationToken::new(), CancellationToken::new());
         let (probe, probe_config) = watch::channel(reload::probe_config(&settings));
         let (discovery, replicas) = (settings.discovery.clone(), settings.replicas.clone());
         let (block_size, first_checks) = (settings.routing.block_size, FirstChecks::of(&settings));
         let shared = SharedState::new(build(config, settings, source, probe)?);
+        let admin_listener = admin.listen("server.admin_listen").map_err(|problem| refused(vec![problem]))?;
+        let admin_listener = TcpListener::from_std(admin_listener)?;
         let state = shared.get();
         discovery::start_sources(&state, &discovery, &stop);
         let (registry, index) = (state.registry.clone(), state.router.index().clone());
@@ -125,7 +117,7 @@ impl Daemon {
         state.tracker.spawn(state.tls.clone().watch(state.metrics.clone(), stop.clone()));
         start_feeds(&state, &stop, &state.tracker)?;
         let (tables, token) = ((state.registry.clone(), state.router.index().clone()), stop.clone());
-        let (address, settings) = (listener.local_addr()?, (&replicas, block_size));
+        let (address, settings) = (clients.address()?, (&replicas, block_size));
         state.replicas.start(settings, address, tables, &state.policies, token, &state.tracker)?;
         let servers = TaskTracker::new();
         let admin = admin_listener.local_addr()?;
@@ -134,6 +126,7 @@ impl Daemon {
             http::listener::serve(admin_listener, Audience::Operators, routes, shared.clone(), stop.clone());
         servers.spawn(serve);
         first_checks.wait(&state.registry).await;
+        let (listener, ext_proc) = sockets::listen(clients, picker).map_err(refused)?;
         let beats = Heartbeats::new(server.client_threads());
         state.tracker.spawn(beats.clone().report(stop.clone()));
         for number in 0..server.client_threads() {

@@ -40,7 +40,7 @@ pub(crate) fn check(config: &Config, found: Vec<Problem>) -> anyhow::Result<Find
     let (mut problems, mut warnings) = (Vec::new(), advice(&settings));
     warnings.extend(files::log_dir(&settings));
     problems.extend(threads(&settings.server));
-    ports(&settings, &mut problems, &mut warnings)?;
+    ports(&settings, &mut problems, &mut warnings);
     let tokens = Tokens::new(1).load(&settings.models, &Arc::new(Registry::default()));
     problems.extend(tokens.err().unwrap_or_default());
     let certificates = TlsContext::new().load(&settings.server, &settings.upstream, Expired::Refused);
@@ -71,29 +71,19 @@ pub(super) fn threads(server: &Server) -> Option<Problem> {
     too_many_threads(server.client_threads()).map(|problem| Problem::new("server.threads", problem))
 }
 
-/// Listens on both addresses. A port in use is a warning, because the gateway that runs with this
-/// configuration may use it.
-fn ports(
-    settings: &Settings,
-    problems: &mut Vec<Problem>,
-    warnings: &mut Vec<Problem>,
-) -> anyhow::Result<()> {
-    // A socket is registered with a runtime.
-    tokio::runtime::Builder::new_current_thread().enable_io().build()?.block_on(async {
-        let ext_proc = settings.ext_proc.listen.map(|address| ("ext_proc.listen", address));
-        let listeners = [
-            ("server.listen", settings.server.listen),
-            ("server.admin_listen", settings.server.admin_listen),
-        ];
-        for (path, address) in listeners.into_iter().chain(ext_proc) {
-            if let Err(refused) = bind(address, CLIENT_SEND_BUFFER) {
-                let in_use = refused.error.kind() == ErrorKind::AddrInUse;
-                let list = if in_use { &mut *warnings } else { &mut *problems };
-                list.push(cannot_listen(path)(refused));
-            }
+/// Binds each address. A port in use is a warning, because the gateway that runs with this configuration may
+/// use it.
+fn ports(settings: &Settings, problems: &mut Vec<Problem>, warnings: &mut Vec<Problem>) {
+    let ext_proc = settings.ext_proc.listen.map(|address| ("ext_proc.listen", address));
+    let listeners =
+        [("server.listen", settings.server.listen), ("server.admin_listen", settings.server.admin_listen)];
+    for (path, address) in listeners.into_iter().chain(ext_proc) {
+        if let Err(refused) = bind(address, CLIENT_SEND_BUFFER) {
+            let in_use = refused.error.kind() == ErrorKind::AddrInUse;
+            let list = if in_use { &mut *warnings } else { &mut *problems };
+            list.push(cannot_listen(path)(refused));
         }
-    });
-    Ok(())
+    }
 }
 
 /// Loads every policy as the start of the daemon does.

@@ -6,7 +6,7 @@ use axum::Router;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use super::listen::{BindError, CLIENT_SEND_BUFFER, bind, cannot_listen};
+use super::listen::{BoundSocket, CLIENT_SEND_BUFFER, bind, cannot_listen};
 use crate::{
     budget::Budget,
     config::{ExtProc, Problem},
@@ -15,6 +15,16 @@ use crate::{
     state::SharedState,
 };
 
+/// Key of the address.
+const LISTEN: &str = "ext_proc.listen";
+
+/// The bound socket, and the limit of the requests on it.
+#[derive(Debug)]
+pub(super) struct PickerSocket {
+    socket: BoundSocket,
+    streams: Arc<Budget>,
+}
+
 /// The listener, and the limit of the requests on it.
 #[derive(Debug)]
 pub(super) struct PickerListener {
@@ -22,13 +32,18 @@ pub(super) struct PickerListener {
     streams: Arc<Budget>,
 }
 
-/// Listens on the configured address, if there is one.
-pub(super) fn listen(settings: &ExtProc) -> Result<Option<PickerListener>, Problem> {
+/// Binds a socket to the configured address, if there is one.
+pub(super) fn socket(settings: &ExtProc) -> Result<Option<PickerSocket>, Problem> {
     let Some(address) = settings.listen else { return Ok(None) };
-    let socket = bind(address, CLIENT_SEND_BUFFER);
-    let socket = socket.and_then(|socket| socket.into_std().map_err(|error| BindError { address, error }));
-    let socket = socket.map_err(cannot_listen("ext_proc.listen"))?;
-    Ok(Some(PickerListener { socket, streams: Budget::new(settings.max_streams) }))
+    let socket = bind(address, CLIENT_SEND_BUFFER).map_err(cannot_listen(LISTEN))?;
+    Ok(Some(PickerSocket { socket, streams: Budget::new(settings.max_streams) }))
+}
+
+impl PickerSocket {
+    /// Listens.
+    pub(super) fn listen(self) -> Result<PickerListener, Problem> {
+        Ok(PickerListener { socket: self.socket.listen(LISTEN)?, streams: self.streams })
+    }
 }
 
 impl PickerListener {

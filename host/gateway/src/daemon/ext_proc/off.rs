@@ -11,12 +11,22 @@ use crate::{
     state::SharedState,
 };
 
+/// A socket that does not exist.
+#[derive(Debug)]
+pub(super) struct PickerSocket(Infallible);
+
 /// A listener that does not exist.
 #[derive(Debug)]
 pub(super) struct PickerListener(Infallible);
 
-pub(super) fn listen(_settings: &ExtProc) -> Result<Option<PickerListener>, Problem> {
+pub(super) fn socket(_settings: &ExtProc) -> Result<Option<PickerSocket>, Problem> {
     Ok(None)
+}
+
+impl PickerSocket {
+    pub(super) fn listen(self) -> Result<PickerListener, Problem> {
+        match self.0 {}
+    }
 }
 
 impl PickerListener {
