@@ -308,8 +308,12 @@ fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
             () = end.recv() => {}
             () = reload => {}
         }
-        tracing::info!("draining");
         service_manager::stopping();
+        tokio::select! {
+            () = running.delay_drain() => {}
+            () = end.recv() => {}
+        }
+        tracing::info!("draining");
         running.drain().await;
         Ok(ExitCode::SUCCESS)
     });

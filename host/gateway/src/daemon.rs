@@ -165,7 +165,7 @@ impl Daemon {
 impl Drop for Daemon {
     fn drop(&mut self) {
         let state = self.state();
-        // Connections of HTTP/1.1 end with it.
+        state.stopping.cancel();
         state.draining.cancel();
         self.stop.cancel();
         state.tracker.close();
@@ -355,6 +355,7 @@ fn build(
         tls: Arc::new(tls),
         config: Arc::new(ConfigReloader::new(settings, source)),
         tracker: TaskTracker::new(),
+        stopping: CancellationToken::new(),
         draining: CancellationToken::new(),
         drain_end: DrainEnd::default(),
     })

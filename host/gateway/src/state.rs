@@ -130,6 +130,8 @@ pub struct State {
     pub(crate) config: Arc<ConfigReloader>,
     /// Tasks that may outlive the request that started them.
     pub tracker: TaskTracker,
+    /// Cancelled when the daemon is to end. It is not ready any more, and serves until it drains.
+    pub stopping: CancellationToken,
     /// Cancelled when the daemon begins to drain.
     pub draining: CancellationToken,
     /// Passes shortly before the daemon stops.

@@ -106,6 +106,29 @@ async fn i7_kept_connections_end_when_the_drain_begins() {
     timeout(Duration::from_secs(30), async { tokio::join!(gateway.drain(), finish) }).await.unwrap();
 }
 
+/// Proxies repeat no POST that was on its way when its kept connection ended.
+#[tokio::test]
+async fn i7_a_request_that_comes_on_a_kept_connection_as_the_drain_begins_is_answered() {
+    let TestCluster { gateway, sims: _sims, .. } = cluster(Duration::from_secs(20)).await;
+    let mut kept = TcpStream::connect(gateway.address).await.unwrap();
+    kept.write_all(b"GET /v1/models HTTP/1.1\r\nhost: gateway\r\n\r\n").await.unwrap();
+    let mut begin = [0; 15];
+    kept.read_exact(&mut begin).await.unwrap();
+    let draining = gateway.state().draining.clone();
+    let finish = async {
+        draining.cancelled().await;
+        // Longer than the interval at which the drain counts requests in flight: there are none.
+        sleep(Duration::from_millis(100)).await;
+        let head = format!("POST {CHAT} HTTP/1.1\r\nhost: gateway\r\ncontent-length: {}\r\n\r\n", BODY.len());
+        kept.write_all((head + BODY).as_bytes()).await.unwrap();
+        let answers = rest(&mut kept).await;
+        // I7.5
+        let (_, last) = answers.rsplit_once("HTTP/1.1 ").expect("the connection ended before the answer");
+        assert!(last.starts_with("503 ") && last.contains("\r\nconnection: close\r\n"), "{answers}");
+    };
+    timeout(Duration::from_secs(30), async { tokio::join!(gateway.drain(), finish) }).await.unwrap();
+}
+
 #[tokio::test]
 async fn an_upload_that_does_not_end_holds_the_drain_no_longer_than_its_limit() {
     let TestCluster { gateway, sims, .. } = cluster(Duration::from_millis(300)).await;

@@ -119,7 +119,7 @@ pub(super) fn stats(state: &State) -> Stats {
 impl Readiness {
     fn of(state: &State, snapshot: &Snapshot) -> Self {
         let models = servable_models(snapshot, &state.settings);
-        let draining = state.draining.is_cancelled();
+        let draining = state.stopping.is_cancelled();
         let activation_of = |model: &ModelName| {
             let activation = snapshot.activation(model)?;
             activation.observe(pair_that_is_up(snapshot, model, None).is_some());
@@ -156,6 +156,9 @@ fn reasons_of_gateway(state: &State, snapshot: &Snapshot) -> Vec<String> {
     let mut reasons = Vec::new();
     if state.draining.is_cancelled() {
         reasons.push("the gateway is draining: it stops when the requests in flight ended".to_owned());
+    } else if state.stopping.is_cancelled() {
+        let text = "the gateway is about to drain: it serves new requests until timeouts.drain_delay is over";
+        reasons.push(text.to_owned());
     }
     reasons.extend(config_reasons(state));
     reasons.extend(state.tls.problems());

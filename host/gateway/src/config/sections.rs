@@ -154,6 +154,9 @@ pub struct Timeouts {
     /// a request that waits without a call to a worker, or of one that Envoy carries.
     #[key(default = secs(300), positive)]
     pub booking: Duration,
+    /// How long the gateway serves new requests after the signal that ends it, while health checks find it
+    /// not ready. Then the drain begins.
+    pub drain_delay: Duration,
     /// How long requests in flight may run after the drain began.
     #[key(default = secs(30))]
     pub drain: Duration,

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::Daemon;
-use crate::state::State;
+use crate::{http::listener::LAST_REQUEST, state::State};
 
 /// Time before the end of the drain in which open requests get an error, and their records are written.
 const RESERVE: Duration = Duration::from_secs(2);
@@ -13,40 +13,54 @@ const RESERVE: Duration = Duration::from_secs(2);
 const CLOSING: Duration = Duration::from_millis(500);
 /// How long the end of the daemon waits for the decision log, and for the exporter of traces.
 const LOG_FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
-/// How often the requests in flight are counted.
+/// How often the requests in flight and the connections are counted.
 const COUNT_INTERVAL: Duration = Duration::from_millis(20);
 
 impl Daemon {
+    /// Waits for the delay of the drain. Health checks find the gateway not ready, and requests are served.
+    pub async fn delay_drain(&self) {
+        let state = self.state();
+        let delay = state.settings.drain_delay;
+        state.stopping.cancel();
+        if !delay.is_zero() {
+            tracing::info!(?delay, "not ready any more; requests are served until the drain begins");
+            sleep(delay).await;
+        }
+    }
+
     /// Refuses new requests, waits for those in flight for at most the drain timeout, then stops. Requests
     /// that are open shortly before its end are ended with an error.
     pub async fn drain(self) {
         let state = self.state();
+        state.stopping.cancel();
         state.draining.cancel();
         state.policies.drain();
-        let limit = state.settings.drain_timeout;
-        let deadline = Instant::now() + limit;
-        requests_ended(&state, deadline - RESERVE.min(limit / 2)).await;
+        let (begun, limit) = (Instant::now(), state.settings.drain_timeout);
+        let (deadline, close_idle) = (begun + limit, begun + LAST_REQUEST);
+        let reserve = deadline - RESERVE.min(limit / 2);
+        let is_quiet =
+            || no_request(&state) && (state.connections.used() == 0 || Instant::now() >= close_idle);
+        wait_until(reserve, is_quiet).await;
+        if no_request(&state) {
+            // Requests that proxies sent before they knew may still come to the picker, and are served.
+            self.stop.cancel();
+            let _ = timeout_at(reserve, self.ended(&state)).await;
+        }
         let inflight = state.metrics.inflight.get();
         if inflight > 0 {
             tracing::warn!(inflight, "requests in flight ended: they outlast timeouts.drain");
             state.drain_end.pass();
-            requests_ended(&state, deadline).await;
+            wait_until(deadline, || no_request(&state)).await;
         }
         self.stop.cancel();
-        state.tracker.close();
-        let left = deadline.saturating_duration_since(Instant::now()) + CLOSING;
-        let ended = tokio::time::timeout(left, async {
-            self.servers.wait().await;
-            state.tracker.wait().await;
-        });
-        if ended.await.is_err() {
+        if timeout_at(deadline.max(Instant::now()) + CLOSING, self.ended(&state)).await.is_err() {
             tracing::warn!(
                 inflight = state.metrics.inflight.get(),
                 "drain timeout expired with requests in flight"
             );
             // Requests write their records when they are dropped.
             self.abandon.cancel();
-            let _ = tokio::time::timeout(CLOSING, self.servers.wait()).await;
+            let _ = timeout(CLOSING, self.servers.wait()).await;
         }
         if let Some(log) = &state.decision_log {
             log.flush(LOG_FLUSH_TIMEOUT).await;
@@ -55,11 +69,22 @@ impl Daemon {
             traces.flush(LOG_FLUSH_TIMEOUT).await;
         }
     }
+
+    /// Waits until all connections and tasks have ended.
+    async fn ended(&self, state: &State) {
+        state.tracker.close();
+        self.servers.wait().await;
+        state.tracker.wait().await;
+    }
 }
 
-/// Waits until no request is in flight, or `until` has come.
-async fn requests_ended(state: &State, until: Instant) {
-    while state.metrics.inflight.get() > 0 && Instant::now() < until {
-        tokio::time::sleep(COUNT_INTERVAL).await;
+fn no_request(state: &State) -> bool {
+    state.metrics.inflight.get() <= 0
+}
+
+/// Waits until `holds`, or `end` has come.
+async fn wait_until(end: Instant, holds: impl Fn() -> bool) {
+    while !holds() && Instant::now() < end {
+        sleep(COUNT_INTERVAL).await;
     }
 }

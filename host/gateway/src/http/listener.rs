@@ -37,12 +37,14 @@ use super::{
 use crate::{
     budget::Share,
     orchestrate::client_connection::ClientConnection,
-    state::{Settings, SharedState, address_budget::AddressShare, drain_end::DrainEnd},
+    state::{Settings, SharedState, State, address_budget::AddressShare, drain_end::DrainEnd},
     telemetry::metrics::Metrics,
 };
 
 /// Pause after a failed accept: connections that end in it free their file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
+/// How long an idle connection of HTTP/1.1 stays open after the drain began: a request may be on its way.
+pub(crate) const LAST_REQUEST: Duration = Duration::from_secs(1);
 /// Largest head of a request, and the bytes of an answer that the HTTP server may hold for a client.
 const MAX_BUFFER: usize = 32 * 1024;
 
@@ -138,7 +140,7 @@ async fn serve_connection(
         let idle = open.audience.idle(idle);
         let limits = Limits::of_clients(http2, idle, write, state.http2_requests.clone());
         let limits = if open.audience.speaks_http2_only() { limits.of_proxies() } else { limits };
-        let drain = (state.draining.clone(), state.drain_end.clone());
+        let drain = Drain::of(&state, stop.clone());
         (limits, open.audience.tls(&state).handshake(), drain)
     };
     let (client, peer) = (ClientConnection::default(), open.peer);
@@ -160,13 +162,29 @@ async fn serve_connection(
     let connected = Connected::new(service, Sender { address: peer, certificate });
     let ended = if io.speaks_http2() || open.audience.speaks_http2_only() {
         // Its state is large, and connections of HTTP/1.1 need no room for it.
-        Box::pin(http2::serve(io, connected, limits, tasks, drain)).await
+        Box::pin(http2::serve(io, connected, limits, tasks, (drain.begun, drain.end))).await
     } else {
-        serve_http1(io, connected, client.clone(), limits.idle, (drain, stop)).await
+        serve_http1(io, connected, client.clone(), limits.idle, drain).await
     };
     let ended = if client.is_too_slow() { Some("write_timeout") } else { ended };
     if let Some(reason) = ended {
         open.metrics.connection_ended(reason);
+    }
+}
+
+/// The steps in which the daemon ends, for a connection.
+struct Drain {
+    /// The gateway is not ready any more.
+    stopping: CancellationToken,
+    begun: CancellationToken,
+    end: DrainEnd,
+    stop: CancellationToken,
+}
+
+impl Drain {
+    fn of(state: &State, stop: CancellationToken) -> Self {
+        let (stopping, begun) = (state.stopping.clone(), state.draining.clone());
+        Self { stopping, begun, end: state.drain_end.clone(), stop }
     }
 }
 
@@ -181,14 +199,15 @@ struct Http1 {
     body: CurrentBody,
 }
 
-/// Serves HTTP/1.1 until the connection ends: soon after the drain begins, so that its client sends further
-/// requests to another gateway. Returns why the gateway ended it; `None`: the client did.
+/// Serves HTTP/1.1 until the connection ends: with the next answer once the gateway is not ready any more, so
+/// that its client sends further requests to another gateway. Returns why the gateway ended it; `None`: the
+/// client did.
 async fn serve_http1(
     io: ClientStream,
     connected: Connected,
     client: ClientConnection,
     idle: Duration,
-    ((draining, drain_end), stop): ((CancellationToken, DrainEnd), CancellationToken),
+    drain: Drain,
 ) -> Option<&'static str> {
     let state = Arc::new(Http1::default());
     let of_requests = state.clone();
@@ -216,11 +235,15 @@ async fn serve_http1(
     let connection = builder.serve_connection(TokioIo::new(io), service).with_upgrades();
     tokio::pin!(connection);
     let ends = async {
-        draining.cancelled().await;
+        drain.stopping.cancelled().await;
         state.ending.store(true, Ordering::Relaxed);
-        if !state.begun.load(Ordering::Relaxed) {
-            // Its first request may be on the way, and is answered.
-            stop.cancelled().await;
+        drain.begun.cancelled().await;
+        // A request may be on its way, and is answered. If it is the first one, for as long as possible.
+        let is_new = !state.begun.load(Ordering::Relaxed);
+        tokio::select! {
+            () = drain.stop.cancelled() => {}
+            () = tokio::time::sleep(LAST_REQUEST), if !is_new => {}
+            () = drain.end.passed() => {}
         }
     };
     let ended = tokio::select! {
@@ -230,7 +253,7 @@ async fn serve_http1(
             tokio::select! {
                 ended = connection.as_mut() => ended,
                 // Its requests look whether the drain ends when they are polled.
-                () = drain_end.passed() => connection.await,
+                () = drain.end.passed() => connection.await,
             }
         }
         ended = connection.as_mut() => ended,

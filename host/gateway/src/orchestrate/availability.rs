@@ -28,7 +28,7 @@ pub(crate) fn servable_models(snapshot: &Snapshot, settings: &Settings) -> Vec<S
 pub(crate) fn is_ready(state: &State, snapshot: &Snapshot) -> bool {
     let settings = &state.settings;
     let waits = || !settings.worker_waits.is_empty() && state.fleet.has_read_all();
-    !state.draining.is_cancelled() && (servable(snapshot, settings).next().is_some() || waits())
+    !state.stopping.is_cancelled() && (servable(snapshot, settings).next().is_some() || waits())
 }
 
 /// Returns the models that workers can serve now, without those whose requests wait.

@@ -74,6 +74,8 @@ pub(crate) struct Settings {
     pub booking_ttl: Duration,
     /// How long a request may wait for a worker that is not busy.
     pub queue_timeout: Duration,
+    /// How long new requests are served after the signal that ends the gateway.
+    pub drain_delay: Duration,
     /// How long requests in flight may run after the drain began.
     pub drain_timeout: Duration,
     /// HTTP status when every eligible worker is busy.
@@ -234,15 +236,14 @@ impl Settings {
     /// Derives the values from a validated configuration.
     #[must_use]
     pub(crate) fn new(configured: &Configured) -> Self {
-        let (timeouts, queue) = (&configured.timeouts, &configured.queue);
+        let (timeouts, auth) = (&configured.timeouts, &configured.auth);
         let Server { max_body_bytes, trust_hints, tell_decisions, admin_token_reads, http2, .. } =
             configured.server;
         let Routing {
             bytes_per_token, session_affinity, busy_status, quarantine, block_size, hash_salt, ..
         } = configured.routing;
-        let (auth, credentials) = (&configured.auth, &configured.credentials);
         let (split, model_splits) = split_rules(configured);
-        let keys = Keys::of_clients(credentials, hash_salt.expose());
+        let keys = Keys::of_clients(&configured.credentials, hash_salt.expose());
         let certificates = Certificates::of_clients(&auth.certificates, hash_salt.expose());
         let tenant_header = configured.server.tenant_header();
         let is_of_tenant = |caller: &Caller| caller.tenant.is_some();
@@ -271,7 +272,8 @@ impl Settings {
             min_body_rate: configured.limits.min_body_rate,
             session_affinity: Some(session_affinity).filter(|ttl| !ttl.is_zero()),
             booking_ttl: timeouts.booking,
-            queue_timeout: queue.timeout,
+            queue_timeout: configured.queue.timeout,
+            drain_delay: timeouts.drain_delay,
             drain_timeout: timeouts.drain,
             busy_status,
             request_rules: RequestRules {
@@ -289,7 +291,7 @@ impl Settings {
             tenant_header,
             operators_are_known: configured.operators_are_known(),
             operator_certificates: Certificates::of_operators(&auth.certificates),
-            operators: Keys::of_operators(credentials, configured.server.admin_token.as_ref()),
+            operators: Keys::of_operators(&configured.credentials, configured.server.admin_token.as_ref()),
             admin_token_reads,
             admin_names: configured.server.admin_names.clone(),
             measure: Measure { block_size, bytes_per_token, salt: hash_salt },

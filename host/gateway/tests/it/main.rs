@@ -20,6 +20,7 @@ mod kubernetes_files;
 mod log_output;
 mod operators_view;
 mod other_programs;
+mod planned_stops;
 mod policy_cases;
 mod policy_commands;
 mod policy_dev;

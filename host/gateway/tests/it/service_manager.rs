@@ -83,7 +83,7 @@ fn a_connection_that_comes_between_two_processes_is_served_by_the_second() {
 }
 
 /// An engine that answers each question after `pause`. It serves until the test ends.
-fn slow_engine(pause: Duration) -> SocketAddr {
+pub(crate) fn slow_engine(pause: Duration) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let serve = move |mut stream: TcpStream| {
@@ -139,7 +139,7 @@ fn n10_a_client_that_waited_for_the_start_is_served_by_a_worker() {
 }
 
 /// The whole answer to `GET path`.
-fn text_of(address: SocketAddr, path: &str) -> String {
+pub(crate) fn text_of(address: SocketAddr, path: &str) -> String {
     let mut stream = TcpStream::connect(address).unwrap();
     write!(stream, "GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").unwrap();
     let mut text = String::new();

@@ -1,0 +1,152 @@
+//! `pointsman serve` behind a proxy: its ports while it starts, and what it answers before it stops.
+
+#![allow(clippy::unwrap_used, reason = "tests and their helpers may fail")]
+
+use std::{
+    fs,
+    io::{BufRead as _, BufReader, ErrorKind, Read as _, Write as _},
+    net::{SocketAddr, TcpListener, TcpStream},
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+use tokio::time::Instant;
+
+use crate::service_manager::{slow_engine, text_of};
+
+/// A gateway with one worker, at addresses that are known before it listens.
+struct Gateway {
+    process: Child,
+    clients: SocketAddr,
+    admin: SocketAddr,
+    picker: SocketAddr,
+    _dir: TempDir,
+}
+
+impl Gateway {
+    /// Starts it with these `[timeouts]`. The first health check of its worker takes `pause`.
+    fn start(pause: Duration, timeouts: &str) -> Self {
+        let [clients, admin, picker] = free_addresses();
+        let config = format!(
+            "[server]\nlisten = '{clients}'\nadmin_listen = '{admin}'\n[ext_proc]\nlisten = '{picker}'\n\
+             [timeouts]\n{timeouts}\n\
+             [[workers]]\nurl = 'http://{}'\nengine = 'openai'\nrole = 'aggregated'\n",
+            slow_engine(pause)
+        );
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("pointsman.toml");
+        fs::write(&file, config).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_pointsman"));
+        command.args(["serve", "--config"]).arg(&file).stdout(Stdio::piped()).stderr(Stdio::null());
+        Self { process: command.spawn().unwrap(), clients, admin, picker, _dir: dir }
+    }
+
+    /// Waits until it serves clients.
+    fn serving(mut self) -> Self {
+        let mut addresses = String::new();
+        BufReader::new(self.process.stdout.take().unwrap()).read_line(&mut addresses).unwrap();
+        assert!(addresses.contains("listening"), "{addresses:?}");
+        self
+    }
+
+    fn terminate(&self) {
+        kill_process(Pid::from_child(&self.process), Signal::TERM).unwrap();
+    }
+}
+
+impl Drop for Gateway {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn free_addresses<const N: usize>() -> [SocketAddr; N] {
+    let listeners = [(); N].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+    listeners.map(|listener| listener.local_addr().unwrap())
+}
+
+/// Waits until `holds`.
+fn until(what: &str, holds: impl Fn() -> bool) {
+    let end = Instant::now() + Duration::from_secs(30);
+    while !holds() {
+        assert!(Instant::now() < end, "{what} took longer than 30 s");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn is_refused(address: SocketAddr) -> bool {
+    TcpStream::connect(address).is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
+}
+
+/// Asks for a completion on a connection that the client keeps.
+fn ask(stream: &mut TcpStream) {
+    let body = r#"{"model":"tiny","prompt":"hi","max_tokens":1}"#;
+    let head = format!("content-type: application/json\r\ncontent-length: {}", body.len());
+    write!(stream, "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n{head}\r\n\r\n{body}").unwrap();
+}
+
+/// Reads until the gateway closes the connection.
+fn rest(stream: &mut TcpStream) -> String {
+    stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    text
+}
+
+/// A proxy then asks another gateway at once. A connection that waits looks to it like a slow gateway.
+#[test]
+fn n10_ports_refuse_connections_until_they_are_served() {
+    let gateway = Gateway::start(Duration::from_secs(2), "");
+    until("the operators' listener", || TcpStream::connect(gateway.admin).is_ok());
+    // N10.4
+    assert!(is_refused(gateway.clients), "clients would wait");
+    // N10.4
+    assert!(is_refused(gateway.picker), "proxies would wait");
+    // N10.3
+    assert!(text_of(gateway.admin, "/healthz").starts_with("HTTP/1.1 200 OK"));
+    let gateway = gateway.serving();
+    for address in [gateway.clients, gateway.picker] {
+        TcpStream::connect(address).unwrap();
+    }
+}
+
+#[test]
+fn i7_a_gateway_that_stops_serves_until_its_drain_delay_is_over_or_a_second_signal() {
+    let mut gateway = Gateway::start(Duration::ZERO, "drain_delay = '10m'").serving();
+    let mut kept = TcpStream::connect(gateway.clients).unwrap();
+    ask(&mut kept);
+    let mut begin = [0; 15];
+    kept.read_exact(&mut begin).unwrap();
+    assert_eq!(&begin, b"HTTP/1.1 200 OK");
+    gateway.terminate();
+    // I7.15
+    until("the end of readiness", || text_of(gateway.admin, "/readyz").starts_with("HTTP/1.1 503 "));
+    let status = text_of(gateway.admin, "/status");
+    // I7.15
+    assert!(status.contains(r#""draining":true"#) && status.contains("timeouts.drain_delay"), "{status}");
+    let mut new = TcpStream::connect(gateway.clients).unwrap();
+    for stream in [&mut new, &mut kept] {
+        ask(stream);
+        let answer = rest(stream);
+        // The connection that was kept begins with the rest of its first answer.
+        let last = answer.rsplit_once("HTTP/1.1 ").unwrap().1;
+        // I7.15
+        assert!(last.starts_with("200 OK\r\n") && last.contains("\r\nconnection: close\r\n"), "{answer}");
+    }
+    gateway.terminate();
+    // I7.16
+    assert!(gateway.process.wait().unwrap().success());
+}
+
+#[test]
+fn i7_a_drain_delay_ends_by_itself() {
+    let mut gateway = Gateway::start(Duration::ZERO, "drain_delay = '700ms'").serving();
+    let begun = Instant::now();
+    gateway.terminate();
+    assert!(gateway.process.wait().unwrap().success());
+    // I7.15
+    assert!(begun.elapsed() >= Duration::from_millis(700));
+}
