@@ -14,7 +14,10 @@ use pointsman_tests::{
 };
 use pointsman_workers::{Refusal, StuckBy};
 use serde_json::{Value, json};
-use tokio::time::{Instant, timeout};
+use tokio::{
+    net::TcpStream,
+    time::{Instant, sleep, timeout},
+};
 use tonic::Code;
 
 const CHAT: &str = "/v1/chat/completions";
@@ -454,15 +457,24 @@ async fn r5_health_follows_readiness_and_the_drain_lets_open_requests_end() {
     assert_eq!(picker.is_serving("other").await.unwrap_err().code(), Code::NotFound);
     let (_, mut carried) = picker.ask(CHAT, &[], &chat()).await.unwrap();
     let TestCluster { gateway, sims: _sims, .. } = cluster;
-    let late = picker.open().await.unwrap();
-    let draining = gateway.state().draining.clone();
+    let mut late = picker.open().await.unwrap();
+    let (draining, address) = (gateway.state().draining.clone(), gateway.ext_proc.unwrap());
     let finish = async {
         draining.cancelled().await;
         late.head("POST", CHAT, &[], false).unwrap();
-        let mut late = late;
-        // R5.2
-        assert_eq!(late.picked().await.unwrap().refusal().0, 503);
-        answer(&mut carried, EVENTS).await;
+        late.body(chat().as_bytes(), true).unwrap();
+        // R5.2: it was on its way
+        assert!(late.picked().await.unwrap().endpoint().is_some());
+        let closed = async {
+            while TcpStream::connect(address).await.is_ok() {
+                sleep(Duration::from_millis(20)).await;
+            }
+        };
+        // R5.2: Envoy asks another gateway
+        timeout(Duration::from_secs(10), closed).await.expect("new connections are refused");
+        for carried in [&mut carried, &mut late] {
+            answer(carried, EVENTS).await;
+        }
     };
     timeout(Duration::from_secs(20), async { tokio::join!(gateway.drain(), finish) }).await.unwrap();
 }

@@ -36,8 +36,10 @@ fn chat(stream: bool, prompt: &str) -> String {
 }
 
 async fn gateway(workers: usize) -> TestCluster {
-    let builder = TestClusterBuilder::new()
-        .config(|config| config.ext_proc.listen = Some("127.0.0.1:0".parse().unwrap()));
+    let builder = TestClusterBuilder::new().config(|config| {
+        config.ext_proc.listen = Some("127.0.0.1:0".parse().unwrap());
+        config.timeouts.drain = Duration::from_secs(60);
+    });
     let sim =
         || SimConfig { itl: Duration::from_millis(1), ..SimConfig::instant(Dialect::Vllm, Role::Aggregated) };
     (0..workers).fold(builder, |builder, _| builder.sim_with(sim(), "")).start().await.unwrap()
@@ -222,6 +224,46 @@ async fn r6_requests_after_the_death_of_a_gateway_are_asked_of_another() {
     tokio::time::sleep(Duration::from_millis(50)).await;
     // R6.9
     assert_eq!(many().await, [0_u16; 0]);
+}
+
+#[tokio::test]
+async fn r6_no_request_is_lost_when_a_gateway_drains() {
+    let Some(program) = installed() else { return };
+    let (first, second) = (gateway(1).await, gateway(1).await);
+    let pickers = [&first, &second].map(|cluster| cluster.gateway.ext_proc.unwrap());
+    let envoy = Envoy::start(&program, pickers).await.unwrap();
+    let client = Client::new(envoy.address);
+    let long = chat(true, "a").replace("\"max_tokens\":8", "\"max_tokens\":2000");
+    // Envoy asks the gateways in turn. The drain lasts as long as this stream.
+    let stream = loop {
+        let mut stream = client.stream(CHAT, &[], long.clone()).await.unwrap();
+        stream.next().await.unwrap();
+        if first.booked() == 1 {
+            break stream;
+        }
+    };
+    let TestCluster { gateway, sims: _sims, .. } = first;
+    let is_over = CancellationToken::new();
+    let ask = async || {
+        let mut statuses = Vec::new();
+        while !is_over.is_cancelled() {
+            let answer = client.post(CHAT, &[], chat(false, "a")).await;
+            statuses.push(answer.map_or(0, |answer| answer.status.as_u16()));
+        }
+        statuses
+    };
+    let stop = async {
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        gateway.drain().await;
+        is_over.cancel();
+    };
+    let asked = futures_util::future::join_all((0..4).map(|_| ask()));
+    let (asked, (), events) = tokio::join!(asked, stop, stream.all());
+    let failed: Vec<u16> = asked.into_iter().flatten().filter(|status| *status != 200).collect();
+    // R6.10
+    assert_eq!(failed, [0_u16; 0]);
+    // R6.10
+    assert_eq!(events.unwrap().last().map(String::as_str), Some("[DONE]"));
 }
 
 #[tokio::test]

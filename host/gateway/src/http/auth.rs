@@ -27,7 +27,7 @@ const MAX_TENANT: usize = 128;
 ///
 /// # Errors
 /// [`ApiError`] that says what is wrong with the key.
-pub(super) async fn authorize_client(
+pub(crate) async fn authorize_client(
     state: &State,
     headers: &HeaderMap,
     sender: &Sender,

@@ -43,12 +43,15 @@ use crate::{
 
 /// Pause after a failed accept: connections that end in it free their file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
+/// How long connections that the kernel already has are accepted, before a listener closes and resets them.
+const LAST_ACCEPTS: Duration = Duration::from_millis(20);
 /// How long an idle connection of HTTP/1.1 stays open after the drain began: a request may be on its way.
 pub(crate) const LAST_REQUEST: Duration = Duration::from_secs(1);
 /// Largest head of a request, and the bytes of an answer that the HTTP server may hold for a client.
 const MAX_BUFFER: usize = 32 * 1024;
 
-/// Accepts connections until `stop` is cancelled, then lets the open ones finish their request.
+/// Accepts connections until `stop` is cancelled, or those of proxies until the drain begins, then lets the
+/// open ones finish their request.
 pub(crate) async fn serve(
     listener: TcpListener,
     audience: Audience,
@@ -60,10 +63,14 @@ pub(crate) async fn serve(
     let (budget, by_address) = (audience.connections(&shared), audience.by_address(&shared));
     let metrics = shared.get().metrics.clone();
     let (mut errors, mut refusals) = (AcceptErrors::default(), Refusals::new(audience));
+    let closes = closes_for_drain(audience, shared.get().draining.clone());
+    tokio::pin!(closes);
     loop {
         let accepted = tokio::select! {
+            biased;
             accepted = listener.accept() => accepted,
             () = stop.cancelled() => break,
+            () = closes.as_mut() => break,
         };
         let (stream, peer) = match accepted {
             Ok(accepted) => accepted,
@@ -101,6 +108,15 @@ pub(crate) async fn serve(
     drop(listener);
     tasks.close();
     tasks.wait().await;
+}
+
+/// Ready when a listener must close for the drain, if it does before the end.
+async fn closes_for_drain(audience: Audience, draining: CancellationToken) {
+    if !audience.closes_for_drain() {
+        std::future::pending::<()>().await;
+    }
+    draining.cancelled().await;
+    tokio::time::sleep(LAST_ACCEPTS).await;
 }
 
 /// An open connection, as metrics and limits count it.

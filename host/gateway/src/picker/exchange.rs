@@ -18,7 +18,8 @@ use crate::{
     budget::{Budget, Share},
     http::{
         DataThread,
-        admit::{check_rate, identify},
+        admit::check_rate,
+        auth::authorize_client,
         content_coding::{Coding, decode},
         peer::Sender,
         prepare::{Prepared, Received, Refused, prepare},
@@ -165,8 +166,9 @@ impl Exchange for GatewayExchange {
         if self.endpoint.is_none() {
             return Ok(());
         }
-        let identified = identify(&self.state, &self.head.headers, &self.sender).await;
-        let caller = identified.map_err(|error| self.refuse(&error))?;
+        // The drain refuses none: Envoy opens no more streams on this connection once it has the GOAWAY.
+        let authorized = authorize_client(&self.state, &self.head.headers, &self.sender).await;
+        let caller = authorized.map_err(|error| self.refuse(&error))?;
         if let Some(account) = &mut self.account {
             account.counts_for(self.state.tenant_metrics.of(caller.tenant_name()));
         }
