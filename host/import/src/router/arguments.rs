@@ -6,7 +6,7 @@ use anyhow::bail;
 
 use super::{
     flags::{self, Arity, Flag},
-    known_flag, production_flags, shell,
+    known_flag, production_flags, program, shell,
 };
 use crate::report::{Kind, Place, plain};
 
@@ -14,37 +14,9 @@ use crate::report::{Kind, Place, plain};
 const MAX_ARGUMENTS: usize = 20_000;
 const MAX_BYTES: usize = 1024 * 1024;
 
-/// Words that may stand before the first flag.
-const PROGRAMS: [&str; 21] = [
-    "sgl-model-gateway",
-    "vllm-router",
-    "sglang-router",
-    "sglang_router",
-    "smg",
-    "amg",
-    "launch",
-    "start",
-    "launch_router",
-    "vllm_router.launch_router",
-    "sglang_router.launch_router",
-    "smg.launch_router",
-    "exec",
-    "uv",
-    "run",
-    "vllm_router",
-    "vllm_router.app",
-    "env",
-    "nohup",
-    "tini",
-    "dumb-init",
-];
-/// Beginnings of the modules of routers.
-const MODULES: [&str; 3] = ["vllm_router", "sglang_router", "smg."];
 /// Translation of a flag whose value is not known.
 const VARIABLE: (Kind, &str) =
     (Kind::Missing, "left out: the value is a variable of a shell or a template: give the value itself");
-/// Options of Python that have a value.
-const PYTHON_OPTIONS: [&str; 2] = ["-X", "-W"];
 
 #[derive(Debug)]
 pub(super) struct CommandLine {
@@ -93,11 +65,13 @@ impl CommandLine {
         {
             return Self::parse(words, of_production);
         }
-        if let Some(script) = shell::script(arguments).or(whole) {
-            let mut routers = shell::commands(script)?;
-            routers.retain(|words| words.iter().any(|word| is_router(word)));
-            return match routers.as_slice() {
-                [one] => Self::parse_words(one, of_production),
+        if let Some(script) = shell::script(program::without_launchers(arguments)).or(whole) {
+            let commands = shell::commands(script)?;
+            let routers: Vec<_> = commands.iter().filter(|words| program::starts_router(words)).collect();
+            let named: Vec<_> = commands.iter().filter(|words| program::names_router(words)).collect();
+            return match (routers.as_slice(), named.as_slice()) {
+                // Of a command that only names a router, the error says why it starts none.
+                ([one], _) | ([], [one]) => Self::parse_words(one, of_production),
                 _ => bail!(
                     "`{}` starts {} routers: give the arguments of one after `--`",
                     plain(script),
@@ -109,9 +83,8 @@ impl CommandLine {
     }
 
     fn parse_words(arguments: &[String], of_production: bool) -> anyhow::Result<Self> {
-        let mut rest =
-            arguments.iter().enumerate().map(|(index, text)| (index + 1, text.as_str())).peekable();
-        skip_program(&mut rest, router_at(arguments))?;
+        let numbered = arguments.iter().enumerate().map(|(index, text)| (index + 1, text.as_str()));
+        let mut rest = numbered.skip(program::length(arguments)?).peekable();
         let is_production = of_production || production_flags::is_meant(arguments.iter().map(String::as_str));
         let find = |name: &str| -> Option<Flag> {
             let of_production = is_production.then(|| production_flags::find(name)).flatten();
@@ -236,65 +209,17 @@ pub(super) fn without_passwords(text: &str) -> String {
     shown.collect::<Vec<_>>().join(" ")
 }
 
-/// Returns the number of the last word before the first flag that is a router; 0 without one.
-fn router_at(arguments: &[String]) -> usize {
-    let words = arguments.iter().take_while(|text| !text.starts_with("--") || *text == "--");
-    words.enumerate().filter(|(_, text)| is_router(text)).last().map_or(0, |(index, _)| index + 1)
-}
-
-/// Skips what stands before the first flag. A variable before the word number `router` is skipped, too:
-/// scripts name Python and programs that start others so.
-///
-/// # Errors
-/// A word is neither a program nor a part of its start.
-fn skip_program<'a>(
-    rest: &mut std::iter::Peekable<impl Iterator<Item = (usize, &'a str)>>,
-    router: usize,
-) -> anyhow::Result<()> {
-    let mut in_python = false;
-    // `cargo run --release -- …` has flags of its own.
-    if rest.peek().is_some_and(|(_, text)| *text == "cargo") {
-        rest.by_ref().find(|(_, text)| *text == "--");
-    }
-    while let Some((number, text)) = rest.next_if(|(_, text)| !text.starts_with("--") || *text == "--") {
-        let is_unknown = number < router && is_variable("", text);
-        in_python |= is_unknown || shell::file_name(text).starts_with("python");
-        let of_python = in_python && (text.starts_with('-') || text.ends_with(".py"));
-        if in_python && PYTHON_OPTIONS.contains(&text) {
-            rest.next();
-        } else if is_module(text) && text.ends_with(".launch_server") {
-            bail!(
-                "`{}` starts the engines, too: start them with `sglang.launch_server`, and import the arguments of \
-                 `sglang_router.launch_router --worker-urls URL…`",
-                plain(text)
-            );
-        } else if !(is_program(text) || is_unknown || of_python || is_assignment(text)) {
-            bail!("`{}` is not a flag: give the arguments of the router after `--`", plain(text));
-        }
-    }
-    Ok(())
-}
-
 /// Returns a command line that is one argument, as it is copied from a manifest. A flag with its value is
 /// none.
 fn whole_line(arguments: &[String]) -> Option<&str> {
     let [line] = arguments else { return None };
     let (first, _) = line.trim().split_once(char::is_whitespace)?;
-    (!first.contains('=') || is_assignment(first)).then_some(line)
-}
-
-fn is_program(text: &str) -> bool {
-    let name = shell::file_name(text);
-    name == "-m" || name == "--" || name.starts_with("python") || PROGRAMS.contains(&name) || is_module(name)
-}
-
-fn is_module(name: &str) -> bool {
-    MODULES.iter().any(|module| name.starts_with(module))
+    (!first.contains('=') || program::is_assignment(first)).then_some(line)
 }
 
 /// Returns whether a value has a variable of a shell (`$PORT`, `${PORT}`, `$(PORT)`) or of a template (`{{
 /// .port }}`). A secret may have a dollar sign, so only a variable alone counts there.
-fn is_variable(flag: &str, value: &str) -> bool {
+pub(super) fn is_variable(flag: &str, value: &str) -> bool {
     let begins = |letter: char| letter.is_ascii_alphanumeric() || "{(_@*".contains(letter);
     if flags::is_secret(flag) {
         let name = value.strip_prefix('$').unwrap_or_default();
@@ -302,17 +227,4 @@ fn is_variable(flag: &str, value: &str) -> bool {
         return !name.is_empty() && name.chars().all(of_name);
     }
     value.contains("{{") || value.split('$').skip(1).any(|rest| rest.starts_with(begins))
-}
-
-/// Returns whether a word is the program or the module of a router.
-fn is_router(text: &str) -> bool {
-    let name = shell::file_name(text);
-    let routers = ["smg", "amg", "sgl-model-gateway"];
-    routers.contains(&name) || is_module(name) || PROGRAMS.contains(&name) && name.contains("router")
-}
-
-/// Returns whether a word sets a variable of the program's environment.
-fn is_assignment(text: &str) -> bool {
-    let fits = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
-    text.split_once('=').is_some_and(|(name, _)| !name.is_empty() && name.bytes().all(fits))
 }

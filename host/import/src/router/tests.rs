@@ -748,3 +748,54 @@ fn s3_a_variable_in_the_place_of_python_or_a_starter_is_skipped() {
         assert!(refused.contains("` is not a flag: give the arguments"), "{refused}");
     }
 }
+
+#[test]
+fn s3_only_the_program_of_a_command_is_a_router() {
+    const ROUTER: &str = "python3 -m sglang_router.launch_router --worker-urls http://a:1";
+    for script in [
+        format!("pip install -q sglang-router && {ROUTER}"),
+        format!("echo starting sglang_router; exec {ROUTER}"),
+        format!("mkdir -p /var/log/sglang-router && {ROUTER} --log-dir /var/log/sglang-router"),
+        format!("{ROUTER} | tee /var/log/sglang-router"),
+        format!("while true; do {ROUTER}; sleep 1; done"),
+        "cd /opt/vllm-router && ./vllm-router --worker-urls http://a:1".to_owned(),
+        "uv pip install vllm-router; numactl -N 0 vllm-router --worker-urls http://a:1".to_owned(),
+    ] {
+        let made = import(Flavor::Sglang, &words(&["sh", "-c", &script])).unwrap();
+        // S3.1
+        assert!(made.draft.text("x").contains("url = \"http://a:1\""), "{script}");
+    }
+}
+
+#[test]
+fn s3_programs_that_start_others_are_passed_over() {
+    for start in [
+        "numactl --cpunodebind=0 --membind 0 python3 -m sglang_router.launch_router",
+        "timeout -k 5 3600 nice -n 5 sglang-router launch",
+        "uvx --from vllm-router==0.1 vllm-router",
+        "uv run --with sglang-router $PYTHON -m sglang_router.launch_router",
+        "poetry run vllm-router",
+        "conda run --no-capture-output -n router vllm-router",
+        "env -u HTTP_PROXY A=1 taskset -c 0-3 vllm-router",
+        "docker run --rm -it --name sglang-router -p 8000:8000 -v /opt/vllm-router:/x vllm/vllm-router:v0.1",
+        "docker run -d --gpus=all --network host lmsysorg/sglang:latest python3 -m sglang_router.launch_router",
+        "sudo -E docker run some/image",
+    ] {
+        let line = format!("{start} --worker-urls http://a:1");
+        let (table, _) = imported(Flavor::Sglang, &line);
+        // S3.1
+        assert_eq!(table["workers"][0]["url"].as_str(), Some("http://a:1"), "{line}");
+    }
+    let script = "vllm-router --worker-urls http://a:1";
+    let line = words(&["docker", "run", "--rm", "some/image", "bash", "-lc", script]);
+    // S3.1
+    assert!(import(Flavor::Vllm, &line).unwrap().draft.text("x").contains("http://a:1"));
+    for line in ["srun -n 1 vllm-router --worker-urls http://a:1", "pip install vllm-router"] {
+        let program = line.split(' ').next().unwrap();
+        for line in [line.split(' ').collect(), vec!["sh", "-c", line]] {
+            let refused = import(Flavor::Vllm, &words(&line)).unwrap_err().to_string();
+            // S3.4
+            assert!(refused.contains(&format!("`{program}` is not a program that")), "{refused}");
+        }
+    }
+}
