@@ -34,6 +34,7 @@ use crate::{
 
 mod abort;
 pub(crate) mod after_disconnect;
+mod asleep;
 pub(crate) mod availability;
 mod broken_handoff;
 pub(crate) mod client_connection;

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::Instant;
+use tokio::{sync::futures::Notified, time::Instant};
 
 use crate::{
     booking::{Booking, BookingRequest, HeldTokens, Journal, RankLoad},
@@ -277,7 +277,7 @@ impl Worker {
     /// fail: an engine under load may be slow to answer a health check.
     pub(crate) fn release_waiting(&self) {
         if !self.state.answered.load(Ordering::Acquire) {
-            self.state.down.notify_waiters();
+            self.state.stops_serving.notify_waiters();
         }
     }
 
@@ -287,10 +287,10 @@ impl Worker {
         self.health() == Health::Unhealthy && !self.state.answered.load(Ordering::Acquire)
     }
 
-    /// Resolves when health checks find that the engine does not answer at all. Requests that wait for it end
-    /// their waiting then.
-    pub async fn judged_down(&self) {
-        self.state.down.notified().await;
+    /// Returns a future that resolves when health checks find that the engine does not answer at all, or when
+    /// it falls asleep: requests may end their waiting for it. What happens before its first poll counts, too.
+    pub fn stops_serving(&self) -> Notified<'_> {
+        self.state.stops_serving.notified()
     }
 }
 

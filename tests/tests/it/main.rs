@@ -126,6 +126,7 @@ mod scale_from_zero;
 mod secrets;
 mod serving;
 mod slots;
+mod sleeping_engines;
 mod slow_readers;
 mod source_changes;
 mod stored_responses;

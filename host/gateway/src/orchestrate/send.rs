@@ -12,13 +12,14 @@ use std::{
 use bytes::Bytes;
 use http::{Response, StatusCode, header};
 use pointsman_orchestration::HandoffKind;
-use pointsman_workers::{Candidate, InFlight, Leg, ModelName, Worker};
+use pointsman_workers::{Candidate, InFlight, Leg, ModelName};
 use tokio_util::sync::CancellationToken;
 
 #[cfg(feature = "ext-proc")]
 use super::executor::Handover;
 use super::{
     Drive,
+    asleep::unless_lost,
     drain_prefill::drain_prefill,
     executor::{Executor, RANK},
     leg_run::LegAnswer,
@@ -119,6 +120,7 @@ impl Drive {
         let (endpoint, mut held) = (self.request.endpoint, self.state.body_bytes.share());
         // A decode leg that runs beside it names the engine of this rank: both legs are retried then.
         let rank_is_chosen = self.rank_is_chosen(Leg::Prefill) && self.engine_id.is_none();
+        let others = self.other_workers(Leg::Prefill);
         let run = &mut self.runs.prefill;
         run.over = Some(CancellationToken::new());
         let answers = Arc::new(AtomicBool::new(false));
@@ -146,7 +148,7 @@ impl Drive {
                 let whole = drain_prefill(response, endpoint, pause, &mut held).await?;
                 Ok(Prefilled::Drained(whole, held))
             });
-            unless_down(&worker, call).await
+            unless_lost(&worker, others, call).await
         };
         // Nothing answers the client before the data came.
         run.call = Some(if carries_data { Box::pin(task.run(call)) } else { task.start(call) });
@@ -184,7 +186,7 @@ impl Drive {
         let (pause, request, mut held) = (limits.pause(), self.request_hash(), self.state.body_bytes.share());
         // The engine of a pair answers after the prefill, which has a limit of its own.
         let prefill_over = self.runs.prefill.over.clone().filter(|_| self.prefill_runs());
-        let rank_is_chosen = self.rank_is_chosen(leg);
+        let (rank_is_chosen, others) = (self.rank_is_chosen(leg), self.other_workers(leg));
         self.runs[leg].call = Some(Box::pin(async move {
             let mut in_flight = InFlight::new(worker.clone(), prefill_over.clone());
             let call = pin!(async {
@@ -199,7 +201,7 @@ impl Drive {
                 let body = upstream::collect(body, Some(pause), Some(&mut held)).await?;
                 Ok(LegAnswer::Whole(Response::from_parts(head, body), held))
             });
-            unless_down(&worker, call).await
+            unless_lost(&worker, others, call).await
         }));
     }
 
@@ -233,7 +235,7 @@ impl Drive {
             let _in_flight = InFlight::new(worker.clone(), None);
             let upgraded = pin!(upstream.upgrade(&to, all, &tracker));
             let call = pin!(upstream::with_time_limit(head_of("upgrade", "head", limit), upgraded));
-            unless_down(&worker, call).await.map(LegAnswer::Upgraded)
+            unless_lost(&worker, None, call).await.map(LegAnswer::Upgraded)
         }));
     }
 
@@ -305,19 +307,6 @@ fn refuses_rank(error: &CallError, rank: &str) -> bool {
 /// Returns the time limit for the head of an answer.
 fn head_of(what: &'static str, key: &'static str, limit: Duration) -> Silence {
     Silence { what, key, limit }
-}
-
-/// Waits for a call, which ends when health checks find that the worker does not answer at all. It is pinned
-/// where it was made: passed by value, each function would have room for it twice.
-async fn unless_down<T>(
-    worker: &Worker,
-    call: Pin<&mut impl Future<Output = Result<T, CallError>>>,
-) -> Result<T, CallError> {
-    tokio::select! {
-        biased;
-        outcome = call => outcome,
-        () = worker.judged_down() => Err(CallError::Down),
-    }
 }
 
 /// Waits for the head of an answer. The time counts from when `start` is cancelled, if there is one: before

@@ -26,6 +26,9 @@ pub(crate) enum CallError {
     /// Health checks found that the engine does not answer while a request waited for it.
     #[error("the engine answers neither requests nor health checks")]
     Down,
+    /// The engine sleeps, and sent nothing of an answer. It works: it serves the request when it is woken.
+    #[error("the engine fell asleep before it answered")]
+    Asleep,
     /// An answer with an error status, or one that is an error although its status is 200.
     #[error("status {status}: {}", text(body))]
     Status {
@@ -71,6 +74,7 @@ impl CallError {
             Self::Connect(_)
             | Self::Shortage(_)
             | Self::Closed(_)
+            | Self::Asleep
             | Self::OtherPrompt
             | Self::NoRoom(_)
             | Self::TooLarge(_) => false,
@@ -107,8 +111,8 @@ impl CallError {
     /// Returns whether the engine may work on although its call ended: it has not ended the answer itself.
     #[must_use]
     pub(crate) fn leaves_engine_at_work(&self) -> bool {
-        use CallError::{Down, NoRoom, OtherPrompt, Protocol, Timeout, TooLarge};
-        matches!(self, Timeout(_) | Down | Protocol(_) | OtherPrompt | TooLarge(_) | NoRoom(_))
+        use CallError::{Asleep, Down, NoRoom, OtherPrompt, Protocol, Timeout, TooLarge};
+        matches!(self, Timeout(_) | Down | Asleep | Protocol(_) | OtherPrompt | TooLarge(_) | NoRoom(_))
     }
 
     /// Returns whether another worker is tried.
@@ -123,6 +127,7 @@ impl CallError {
             | Self::GaveUp(_)
             | Self::OtherPrompt
             | Self::Timeout(_)
+            | Self::Asleep
             | Self::Down => true,
             Self::TooLarge(_) | Self::NoRoom(_) => false,
             Self::Status { .. } => !self.is_refusal() || self.refusal().is_some(),
@@ -172,6 +177,7 @@ impl CallError {
             | Self::GaveUp(_)
             | Self::OtherPrompt
             | Self::Timeout(_)
+            | Self::Asleep
             | Self::Down => true,
         }
     }
@@ -186,6 +192,7 @@ impl CallError {
             Self::Broken(_) => "broken",
             Self::Timeout(_) => "timeout",
             Self::Down => "down",
+            Self::Asleep => "asleep",
             Self::Status { .. } if self.refusal().is_some() => "overloaded",
             Self::Status { .. } if self.is_refusal() => "status_4xx",
             Self::Status { .. } => "status_5xx",

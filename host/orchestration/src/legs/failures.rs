@@ -239,6 +239,12 @@ impl Legs {
         if goes_on { actions } else { self.finish(actions) }
     }
 
+    /// Returns whether the request may be tried once more, as far as the number of retries goes.
+    #[must_use]
+    pub fn has_retries(&self) -> bool {
+        self.policy.retries > 0
+    }
+
     /// Returns whether a retry is allowed: only while no byte of the attempt was sent downstream [invariant
     /// 7], and once after an engine broke.
     fn may_retry(&self) -> bool {

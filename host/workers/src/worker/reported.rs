@@ -157,11 +157,15 @@ impl Worker {
         self.state.asleep.load(Ordering::Acquire)
     }
 
-    /// Sets whether the engine sleeps. Returns true if it changed.
+    /// Sets whether the engine sleeps, and wakes the requests that wait for it if it fell asleep. Returns true
+    /// if it changed.
     pub fn set_asleep(&self, asleep: bool) -> bool {
         let changed = self.state.asleep.swap(asleep, Ordering::AcqRel) != asleep;
         if changed {
             self.tell_ranks();
+        }
+        if changed && asleep {
+            self.state.stops_serving.notify_waiters();
         }
         changed
     }

@@ -86,8 +86,8 @@ pub(super) struct State {
     pub(super) suspect: AtomicBool,
     /// Whether a request was answered since a health check failed.
     pub(super) answered: AtomicBool,
-    /// Wakes the requests that wait for an answer of a worker that is down.
-    pub(super) down: Notify,
+    /// Wakes the requests that wait for an answer of a worker that is down, or that falls asleep.
+    pub(super) stops_serving: Notify,
     /// Whether the engine may have restarted since its facts were read.
     pub(super) stale_facts: AtomicBool,
     /// How often the engine's models were read.
@@ -184,7 +184,7 @@ impl State {
             read_now: Notify::new(),
             suspect: AtomicBool::new(false),
             answered: AtomicBool::new(true),
-            down: Notify::new(),
+            stops_serving: Notify::new(),
             stale_facts: AtomicBool::new(false),
             model_readings: AtomicU32::new(0),
             check_now: Notify::new(),

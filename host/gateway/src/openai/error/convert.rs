@@ -177,7 +177,7 @@ impl ApiError {
             }
             CallError::NoRoom(limit) => Self::BodyBytesInFlight(limit),
             CallError::Timeout(silence) => Self::EngineTimeout(silence),
-            CallError::Down | CallError::OtherPrompt | CallError::GaveUp(_) => {
+            CallError::Down | CallError::Asleep | CallError::OtherPrompt | CallError::GaveUp(_) => {
                 Self::BadUpstream(error.to_string())
             }
             CallError::TooLarge(text) => {

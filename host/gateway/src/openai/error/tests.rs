@@ -54,6 +54,7 @@ fn i_every_row_of_the_table_has_its_status_and_code() {
     let silence = Silence { what: "head", key: "head", limit: Duration::from_secs(1) };
     check(CallError::Timeout(silence), 504, "engine_timeout", false);
     check(CallError::Down, 502, "bad_upstream", false);
+    check(CallError::Asleep, 502, "bad_upstream", false);
     let poison = ApiError::Poison { cause: "broken".into(), left: Duration::from_secs(9) };
     check(poison, 502, "poison_request", false);
     check(ApiError::PrefillUnavailable, 503, "prefill_unavailable", true);

@@ -152,6 +152,12 @@ impl Relay {
         if is_quiet && self.incoming.is_some() && self.worker().is_some_and(Worker::is_down) {
             return Some(CallError::Down);
         }
+        if self.client_has_nothing() && self.incoming.is_some() {
+            let leg = self.drive.answering();
+            if self.drive.may_leave_sleeper(leg) {
+                return Some(CallError::Asleep);
+            }
+        }
         if now < self.silent_at()? {
             return None;
         }

@@ -373,7 +373,11 @@ impl Drive {
 /// Whether a failure within a stream says that its engine does not continue with it, so that another one may.
 fn says_that_the_engine_is_down(error: &CallError) -> bool {
     match error {
-        CallError::Closed(_) | CallError::Broken(_) | CallError::GaveUp(_) | CallError::Down => true,
+        CallError::Closed(_)
+        | CallError::Broken(_)
+        | CallError::GaveUp(_)
+        | CallError::Down
+        | CallError::Asleep => true,
         // The worker made no progress. Otherwise it works on others, and this request may be the reason.
         CallError::Timeout(silence) => silence.key == "event_idle",
         CallError::Status { .. } => !error.is_refusal() || error.refusal().is_some(),
