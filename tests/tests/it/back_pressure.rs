@@ -160,6 +160,19 @@ async fn i13_an_engine_s_429_stays_429_when_every_engine_says_it() {
 }
 
 #[tokio::test]
+async fn i13_an_engine_s_429_without_a_time_says_when_its_pause_ends() {
+    for stream in [false, true] {
+        let cluster = two(|_| {}).await;
+        cluster.sims.iter().for_each(|sim| sim.set_faults(refuses(429, None)));
+        let reply = ask(&cluster, stream).await;
+        // I13.4: its first pause is half a second.
+        assert_eq!(seen(&reply), (429, Some("1")), "{reply:?}");
+        assert_eq!(reply.json().unwrap()["error"]["message"], "injected fault: status 429");
+        cluster.at_rest().await.unwrap();
+    }
+}
+
+#[tokio::test]
 async fn i13_a_worker_that_always_refuses_does_not_draw_the_traffic() {
     for (native, status, retry_after) in [
         (Some(NativeMode::LeastLoaded), 503, None),

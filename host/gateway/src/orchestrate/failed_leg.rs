@@ -2,8 +2,9 @@
 //! part.
 
 use bytes::Bytes;
+use http::{HeaderValue, StatusCode};
 use pointsman_orchestration::{Event, Failed};
-use pointsman_workers::Leg;
+use pointsman_workers::{Leg, Worker};
 use tokio::time::Instant;
 
 use super::{
@@ -151,6 +152,9 @@ impl Drive {
         }
         let error = match error {
             CallError::Status { status, content_type, retry_after, body, in_body } => {
+                let is_too_many = status == StatusCode::TOO_MANY_REQUESTS;
+                let paused = || candidate.filter(|_| is_too_many).map(|to| end_of_pause(&to.worker));
+                let retry_after = retry_after.or_else(paused);
                 let body = self.hide_ids(&body).map_or(body, Bytes::from);
                 CallError::Status { status, content_type, retry_after, body, in_body }
             }
@@ -165,4 +169,11 @@ impl Drive {
         let hosts = legs.into_iter().flatten().map(|leg| leg.worker.spec().host()).collect();
         RequestFacts { id: &self.account.request_id, body: self.request.bytes(), rooms: &self.rooms, hosts }
     }
+}
+
+/// Returns the `Retry-After` of an engine that has too much to do and did not send one: the end of the pause
+/// that it gets.
+fn end_of_pause(worker: &Worker) -> HeaderValue {
+    let left = worker.pause().map(|pause| pause.left).unwrap_or_default();
+    HeaderValue::from((left.as_secs() + u64::from(left.subsec_nanos() > 0)).max(1))
 }
