@@ -39,6 +39,7 @@ pub(crate) mod availability;
 mod broken_handoff;
 pub(crate) mod client_connection;
 mod drain_prefill;
+pub(crate) mod engine_session;
 mod executor;
 mod failed_leg;
 mod failure_text;

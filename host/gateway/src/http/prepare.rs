@@ -24,7 +24,7 @@ use crate::{
         request::{Endpoint, Request, json_object, names_model},
         request_error::RequestError,
     },
-    orchestrate::{self, PlannedRequest, Unplanned, availability::listed, preview, stored},
+    orchestrate::{self, PlannedRequest, Unplanned, availability::listed, engine_session, preview, stored},
     state::{
         State,
         caller::{Caller, Tenant},
@@ -209,7 +209,8 @@ async fn read_before_stop(
     }
 }
 
-/// Parses a request. A canary is a completion; what continues a stored response is pinned to its worker.
+/// Parses a request. A canary is a completion; what continues a stored response, or a session of an
+/// engine, is pinned to its worker.
 async fn read(
     (state, upstream): (&State, &Upstream),
     endpoint: Endpoint,
@@ -236,10 +237,12 @@ async fn read(
     };
     find_model(state, &mut request).await;
     check_limits(&request, &state.registry.snapshot())?;
+    let tenant = caller.tenant_hash();
     if endpoint == Endpoint::Responses {
         // Boxed, because few requests wait here.
-        let tenant = caller.tenant_hash();
         Box::pin(stored::pin(state, upstream, &mut request, tenant)).await?;
+    } else {
+        engine_session::pin(state, &mut request, tenant);
     }
     Ok(request)
 }

@@ -95,6 +95,8 @@ pub(crate) struct Hints {
     pub probe: bool,
     /// Whether the request continues a response that the worker of `backend` stored.
     pub continues: bool,
+    /// Key of the session that the request continues and an engine keeps.
+    pub engine_session: Option<u64>,
     /// Agent context of the request, for the access log.
     pub agent: AgentContext,
     /// The agent program that it belongs to; `None` if it names no session.

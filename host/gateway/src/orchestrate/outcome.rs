@@ -218,6 +218,7 @@ impl Drive {
         }
         if first {
             self.took_request(self.answering());
+            self.note_engine_session();
             self.candidate(self.answering()).inspect(|candidate| candidate.worker.note_answered());
             self.handoff_done();
         }
@@ -259,6 +260,7 @@ impl Drive {
     pub(crate) fn served(&mut self) {
         let leg = self.answering();
         self.took_request(leg);
+        self.note_engine_session();
         let Some(candidate) = &self.runs[leg].candidate else { return };
         note_success(&self.state, leg, candidate);
         self.account.leg_ended(leg, Ok(()));

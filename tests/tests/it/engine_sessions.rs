@@ -1,0 +1,72 @@
+//! Sessions that SGLang engines keep (`session_params`): each engine knows its own.
+
+use std::collections::HashSet;
+
+use pointsman_tests::{
+    Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
+    client::Reply,
+    raw_engine::{json as json_answer, status},
+};
+use pointsman_workers::WorkerSpec;
+use serde_json::{Value, json};
+
+const ANSWER: &str = r#"{"text":"hi","meta_info":{"id":"g","finish_reason":{"type":"stop"},"prompt_tokens":1,"completion_tokens":1}}"#;
+
+/// An engine on which the sessions `own` were opened.
+async fn engine(own: HashSet<&'static str>) -> RawEngine {
+    RawEngine::serving(move |request: &RawRequest| {
+        let body: Value = serde_json::from_str(&request.body).unwrap_or_default();
+        let session = body["session_params"]["id"].as_str();
+        vec![Act::Send(match session {
+            Some(id) if !own.contains(id) => {
+                let message = format!("Invalid request: session id {id} does not exist");
+                status("400 Bad Request", &json!({ "error": { "message": message } }).to_string())
+            }
+            _ => json_answer(ANSWER),
+        })]
+    })
+    .await
+    .unwrap()
+}
+
+async fn ask(cluster: &TestCluster, session: &str) -> Reply {
+    let body = json!({
+        "text": "which way does this train go?", "sampling_params": { "max_new_tokens": 3 },
+        "session_params": { "id": session },
+    });
+    cluster.client.post("/generate", &[], body.to_string()).await.unwrap()
+}
+
+#[tokio::test]
+async fn i12_requests_of_an_engine_s_session_go_to_the_engine_that_has_it() {
+    let sessions = [["a1", "a2", "a3", "a4"], ["b1", "b2", "b3", "b4"]];
+    let engines = [engine(HashSet::from(sessions[0])).await, engine(HashSet::from(sessions[1])).await];
+    let builder = TestClusterBuilder::new().config(|config| {
+        for engine in &engines {
+            let flag = format!("role=aggregated,engine=sglang,url=http://{}", engine.address);
+            config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+        }
+    });
+    let cluster = builder.start().await.unwrap();
+    let asked = || engines.iter().map(|engine| engine.requests().len()).sum::<usize>();
+    for session in sessions.as_flattened() {
+        let reply = ask(&cluster, session).await;
+        // I12.10: an engine that lacks the session is not the only one.
+        assert_eq!(reply.status, 200, "{session}: {reply:?}");
+    }
+    let before = asked();
+    for _ in 0..3 {
+        for session in sessions.as_flattened() {
+            assert_eq!(ask(&cluster, session).await.status, 200, "{session}");
+        }
+    }
+    // I12.10: each request went to the right engine at once.
+    assert_eq!(asked() - before, 24);
+    let unknown = ask(&cluster, "c1").await;
+    // I12.10: the engines' own answer
+    assert!(
+        unknown.status == 400 && String::from_utf8_lossy(&unknown.body).contains("does not exist"),
+        "{unknown:?}"
+    );
+    cluster.at_rest().await.unwrap();
+}
