@@ -46,6 +46,19 @@ impl Drive {
             self.other_workers(leg).is_some_and(|others| others.have_room(&asleep.worker))
         })
     }
+
+    /// If the engine of a leg fell asleep, takes the workers that joined since the request was routed, unless
+    /// the other leg's worker left.
+    pub(super) fn look_for_new_workers(&mut self, leg: Leg, error: &CallError) {
+        if !matches!(error, CallError::Asleep) {
+            return;
+        }
+        let now = self.state.registry.snapshot();
+        let partner = leg.partner().and_then(|partner| self.candidate(partner));
+        if partner.is_none_or(|partner| now.get(partner.worker_id()).is_some()) {
+            self.snapshot = now;
+        }
+    }
 }
 
 impl OtherWorkers {

@@ -69,6 +69,7 @@ impl Drive {
         if leg == Leg::Prefill && error.is_fault() {
             self.failed_prefill = candidate.as_ref().map(|prefill| (prefill.worker.id(), error.kind()));
         }
+        self.look_for_new_workers(leg, &error);
         let suspects_decode = self.note_time_limit(leg, &error);
         let runs_on = error.leaves_engine_at_work() || self.others_run_on(&error);
         self.keep_cause(leg, error, is_poison, suspects_decode);
