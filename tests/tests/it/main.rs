@@ -72,6 +72,7 @@ mod generate;
 mod given_up;
 mod guest_log;
 mod handoffs;
+mod held_back_events;
 mod hidden_from_clients;
 mod http2;
 mod jwt;

@@ -85,10 +85,11 @@ impl Relay {
         if !self.begun
             && let Some(end) = self.silent_at()
         {
+            let idle = if self.has_event() { limits.event_idle } else { limits.head };
             // Once, half of the limit before the end.
-            let is_due = (end..end + HEALTH_INTERVAL).contains(&(now + limits.head / 2));
+            let is_due = (end..end + HEALTH_INTERVAL).contains(&(now + idle / 2));
             self.worker().filter(|_| is_due).inspect(|worker| worker.read_figures());
-            if now >= self.event_at + limits.head {
+            if !self.has_event() && now >= self.event_at + idle {
                 self.drive.note_late_event();
             }
         }
@@ -144,6 +145,17 @@ impl Relay {
         }
     }
 
+    /// Returns whether the engine sent an event with data, which the client may not have yet.
+    fn has_event(&self) -> bool {
+        self.begun || self.waiting > 0
+    }
+
+    /// The worker whose answer is relayed. Until the client has an event, another worker may serve the
+    /// request, so one that is stuck is not waited for.
+    fn awaited_worker(&self) -> Option<&Worker> {
+        self.worker().filter(|worker| self.begun || worker.stuck().is_none())
+    }
+
     /// Returns why the engine is given up, if it is.
     fn lost(&self, now: Instant) -> Option<CallError> {
         // An engine within an answer may be slow to answer a health check. One that is silent, too, is gone.
@@ -162,8 +174,8 @@ impl Relay {
             return None;
         }
         let limits = &self.drive.state.settings.leg_timeouts;
-        Some(CallError::Timeout(if self.begun {
-            limits.pause().silence_between_events(self.event_at, self.worker())
+        Some(CallError::Timeout(if self.has_event() {
+            limits.pause().silence_between_events(self.event_at, self.awaited_worker())
         } else {
             let silence = Silence { what: "first event of the stream", key: "head", limit: limits.head };
             limits.first_event().silence_before(silence, EVENT_IDLE_MAX, self.event_at, self.worker())
@@ -177,11 +189,14 @@ impl Relay {
         if self.closed {
             return Some(self.event_at + END_GRACE);
         }
-        if self.begun {
-            return Some(limits.pause().end_between_events(self.event_at, self.worker()));
-        }
         // The prefill leg has a limit of its own.
-        let limits = limits.first_event();
-        (!self.drive.prefill_runs()).then(|| limits.end_before(self.event_at, self.worker()))
+        if !self.begun && self.drive.prefill_runs() {
+            return None;
+        }
+        Some(if self.has_event() {
+            limits.pause().end_between_events(self.event_at, self.awaited_worker())
+        } else {
+            limits.first_event().end_before(self.event_at, self.worker())
+        })
     }
 }
