@@ -56,8 +56,8 @@ pub struct FeedStatus {
 #[derive(Debug)]
 pub struct Feeds {
     running: Mutex<BTreeMap<(WorkerId, DpRank), FeedStatus>>,
-    /// The worker that an endpoint was first given for.
-    owners: Mutex<HashMap<String, WorkerId>>,
+    /// The worker that an endpoint was first given for, by its key.
+    owners: Mutex<HashMap<(&'static str, String), WorkerId>>,
     shared_lines: LogLimit,
 }
 
@@ -246,8 +246,8 @@ impl Feeds {
 
     /// Warns if another worker has the same endpoint: the index would assume blocks at a worker that does not
     /// have them.
-    fn warn_of_shared(&self, worker: WorkerId, endpoint: &str) {
-        let other = match self.owners.lock().entry(endpoint.to_owned()) {
+    fn warn_of_shared(&self, worker: WorkerId, key: &'static str, endpoint: &str) {
+        let other = match self.owners.lock().entry((key, endpoint.to_owned())) {
             Entry::Vacant(free) => *free.insert(worker),
             Entry::Occupied(owner) => *owner.get(),
         };
@@ -255,7 +255,7 @@ impl Feeds {
             && let Some(suppressed) = self.shared_lines.due()
         {
             tracing::warn!(
-                %worker, %other, endpoint, suppressed,
+                %worker, %other, key, endpoint, suppressed,
                 "two workers have one address for kv events: write it with {{host}} or give each its own"
             );
         }
@@ -272,10 +272,14 @@ impl Feeds {
         let Some((events, offset)) = spec.kv_events.as_ref().zip(spec.kv_events_offset) else { return };
         for rank in 0..spec.dp_size {
             let Some(endpoint) = rank_endpoint(events, offset + rank) else { continue };
-            self.warn_of_shared(worker.id(), &endpoint);
+            let replay = spec.kv_replay.as_ref().and_then(|replay| rank_endpoint(replay, offset + rank));
+            let keys = [("kv_events", Some(&endpoint)), ("kv_replay", replay.as_ref())];
+            for (key, endpoint) in keys.into_iter().filter_map(|(key, of)| Some((key, of?))) {
+                self.warn_of_shared(worker.id(), key, endpoint);
+            }
             let mut config = FeedConfig::new(&*endpoint);
             config.resolver = resolver.clone();
-            config.replay = spec.kv_replay.as_ref().and_then(|replay| rank_endpoint(replay, offset + rank));
+            config.replay = replay;
             let status = FeedStatus {
                 counters: config.counters.clone(),
                 endpoint: endpoint.into(),

@@ -15,6 +15,7 @@ mod joining;
 mod learned;
 mod name_conflicts;
 mod reread;
+mod shared_addresses;
 
 pub use activation::{Activation, ActivationState};
 pub(crate) use followed::Followed;
@@ -22,6 +23,7 @@ use learned::Learned;
 pub use name_conflicts::NameConflict;
 use name_conflicts::{NameConflicts, warn_of_new};
 use reread::Reread;
+use shared_addresses::SharedAddresses;
 
 use crate::{
     booking::Journal,
@@ -50,6 +52,7 @@ pub struct Snapshot {
     /// Models that are adapters of another model of their worker, with that model.
     adapters: FastMap<ModelName, ModelName>,
     name_conflicts: NameConflicts,
+    shared_addresses: SharedAddresses,
 }
 
 #[derive(Debug, Default)]
@@ -215,10 +218,12 @@ impl Registry {
         let mut snapshot = Snapshot { version, ..Snapshot::default() };
         let mut by_model = HashMap::new();
         snapshot.name_conflicts = NameConflicts::among(members);
+        snapshot.shared_addresses = SharedAddresses::among(members);
         for member in members {
             snapshot.add(member, &mut by_model);
         }
         warn_of_new(&snapshot.name_conflicts, &self.current.load().name_conflicts);
+        snapshot.shared_addresses.warn_of_new(&self.current.load().shared_addresses);
         let mut activations = self.activations.lock();
         let pools = |(model, legs): (ModelName, Legs)| {
             let activation = activations.entry(model.clone()).or_default().clone();

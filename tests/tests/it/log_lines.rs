@@ -290,6 +290,47 @@ async fn p11_workers_with_one_address_for_kv_events_are_told() {
 }
 
 #[tokio::test]
+async fn p11_workers_with_one_address_for_replays_or_handoffs_are_told() {
+    let path = concat!(module_path!(), "::p11_workers_with_one_address_for_replays_or_handoffs_are_told");
+    if !own_process(path) {
+        return;
+    }
+    let log = log();
+    let sglang = || SimConfig::instant(Dialect::Sglang, Role::Prefill);
+    let vllm = || SimConfig::instant(Dialect::Vllm, Role::Aggregated);
+    let events = |port: u16| format!(",kv_events=tcp://127.0.0.1:{port},kv_replay=tcp://127.0.0.1:9");
+    let p2p = ",role=decode,transport=p2p_nccl,kv_addr=127.0.0.1:14579";
+    let cluster = TestClusterBuilder::new()
+        .sim_with(vllm(), &events(7))
+        .sim_with(vllm(), &events(8))
+        .sim_with(sglang(), ",bootstrap_host=127.0.0.2")
+        .sim_with(sglang(), ",bootstrap_host=127.0.0.2")
+        .sim_with(vllm(), p2p)
+        .sim_with(vllm(), p2p)
+        .start()
+        .await
+        .unwrap();
+    let lines = || {
+        let text = String::from_utf8_lossy(&log.0.lock()).into_owned();
+        let lines = text.lines().filter(|line| line.contains("two workers have one address for"));
+        lines.map(str::to_owned).collect::<Vec<_>>()
+    };
+    for (what, key, address, workers) in [
+        ("for kv events", "kv_replay", "tcp://127.0.0.1:9", ["=1 ", "=2 "]),
+        ("for handoffs", "kv_addr", "127.0.0.1:14579", ["=5 ", "=6 "]),
+    ] {
+        // P11.3
+        let names = |line: &String| {
+            let parts = [what, key, address, "WARN"].into_iter().chain(workers);
+            parts.into_iter().all(|part| line.contains(part))
+        };
+        cluster.until(key, |_| lines().iter().any(names)).await.unwrap();
+    }
+    // Each engine of SGLang has its own port, and a decode worker gets the address of its partner.
+    assert_eq!(lines().len(), 2, "{:?}", lines());
+}
+
+#[tokio::test]
 async fn e2_an_abort_that_an_engine_does_not_allow_is_told_once_for_each_worker() {
     let path =
         concat!(module_path!(), "::e2_an_abort_that_an_engine_does_not_allow_is_told_once_for_each_worker");
