@@ -16,6 +16,7 @@ pub(crate) mod hide;
 pub(crate) mod hints;
 pub(crate) mod lax;
 pub(crate) mod limits;
+pub(crate) mod media_ids;
 pub(crate) mod messages;
 pub(crate) mod rate_limit;
 pub(crate) mod request;

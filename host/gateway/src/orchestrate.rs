@@ -37,6 +37,7 @@ pub(crate) mod after_disconnect;
 mod asleep;
 pub(crate) mod availability;
 mod broken_handoff;
+pub(crate) mod cached_media;
 pub(crate) mod client_connection;
 mod drain_prefill;
 pub(crate) mod engine_session;

@@ -26,6 +26,7 @@ mod block_sizes;
 mod broken_handoffs;
 mod busy_thresholds;
 mod byte_streams;
+mod cached_media;
 mod cached_tokens;
 mod calibrate_log;
 mod certificates;

@@ -24,7 +24,9 @@ use crate::{
         request::{Endpoint, Request, json_object, names_model},
         request_error::RequestError,
     },
-    orchestrate::{self, PlannedRequest, Unplanned, availability::listed, engine_session, preview, stored},
+    orchestrate::{
+        self, PlannedRequest, Unplanned, availability::listed, cached_media, engine_session, preview, stored,
+    },
     state::{
         State,
         caller::{Caller, Tenant},
@@ -243,6 +245,9 @@ async fn read(
         Box::pin(stored::pin(state, upstream, &mut request, tenant)).await?;
     } else {
         engine_session::pin(state, &mut request, tenant);
+    }
+    if let Some(request) = Arc::get_mut(&mut request) {
+        cached_media::find(state, request, tenant);
     }
     Ok(request)
 }

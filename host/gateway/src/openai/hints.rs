@@ -10,6 +10,7 @@ use serde::Deserialize;
 
 use crate::{
     openai::limits::text_within,
+    openai::media_ids::MediaIds,
     openai::request_error::{RequestError, read},
 };
 
@@ -97,6 +98,8 @@ pub(crate) struct Hints {
     pub continues: bool,
     /// Key of the session that the request continues and an engine keeps.
     pub engine_session: Option<u64>,
+    /// Media that the request names by ids of its client.
+    pub media: MediaIds,
     /// Agent context of the request, for the access log.
     pub agent: AgentContext,
     /// The agent program that it belongs to; `None` if it names no session.

@@ -13,7 +13,7 @@ use pointsman_workers::{Candidate, Engine, Leg, ModelName, Role, Snapshot, unix_
 
 use super::{
     availability::{some_servable_models, use_another, why_no_pair},
-    stored,
+    cached_media, stored,
 };
 use crate::{
     connectors::connector_for,
@@ -344,7 +344,9 @@ pub(crate) fn question<'a>(
     let queried_leg = probed.map_or(leg, |worker| own_leg(worker.spec().role));
     Query {
         pin,
-        session: affinity.and_then(|session| state.sessions.get(session, leg)),
+        // Another engine would refuse media that it lacks.
+        session: cached_media::holder(state, &request.hints, leg)
+            .or_else(|| state.sessions.get(affinity?, leg)),
         pairing: Pairing { other_pin: other_pin.filter(|_| is_pair), ..Pairing::default() },
         probe: request.hints.probe,
         continues: request.hints.continues,

@@ -326,6 +326,7 @@ impl Drive {
         self.account.answer_began();
         self.runs[leg].keep_record();
         let leg = self.planned_for(leg).map_or(leg, |_| Leg::Decode);
+        self.note_media(leg);
         let Some(ttl) = self.state.settings.affinity(&self.request.hints) else { return };
         if let (Some(session), Some(candidate)) = (self.routing_request.session_hash, self.candidate(leg)) {
             self.state.sessions.bind(session, leg, id_of(candidate), ttl);

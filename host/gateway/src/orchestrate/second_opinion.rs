@@ -76,7 +76,9 @@ impl Drive {
             return false;
         }
         let is_too_long = names_context(error);
-        let is_suspect = !is_too_long && candidate.worker.note_refused_request();
+        let lacks_media = self.may_lack_media(error);
+        let says_nothing = is_too_long || lacks_media;
+        let is_suspect = !says_nothing && candidate.worker.note_refused_request();
         if let Some(doubted) = self.second_opinion.doubt.take() {
             doubted.doubt.refute();
             return false;
@@ -87,11 +89,13 @@ impl Drive {
         }
         let asks = if is_too_long {
             self.needs_more_context_than(leg, candidate)
+        } else if lacks_media {
+            self.has_another(leg, candidate, |_| true)
         } else {
             is_suspect && self.has_another(leg, candidate, |other| !other.worker.refuses_requests())
         };
         self.second_opinion.is_asked = asks;
-        if asks && !is_too_long {
+        if asks && is_suspect {
             let (candidate, doubt) = (candidate.clone(), candidate.worker.doubt());
             let refusal = one_line(&ApiError::from(error.clone()).message());
             self.second_opinion.doubt = Some(Box::new(Doubted { leg, candidate, doubt, refusal }));

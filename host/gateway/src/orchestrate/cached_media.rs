@@ -1,0 +1,49 @@
+//! Media that engines keep under ids of clients [I12]: which worker has them. vLLM takes an id without the
+//! data, and each engine knows its own.
+
+use http::StatusCode;
+use pointsman_routing::CandidateId;
+use pointsman_workers::{Leg, name_hash};
+
+use super::{Drive, id_of};
+use crate::{
+    openai::{hints::Hints, media_ids::MediaIds, request::Request},
+    state::State,
+    upstream::CallError,
+};
+
+/// Notes which media a request names by the ids of a tenant.
+pub(crate) fn find(state: &State, request: &mut Request, tenant: Option<u64>) {
+    let salt = name_hash(b"media of a client", state.settings.measure.salt.expose());
+    let ids = MediaIds::of(request, |id| name_hash(id.as_bytes(), salt ^ tenant.unwrap_or(0)));
+    request.hints.media = ids;
+}
+
+/// Returns the worker that has the media that a request names without their data.
+pub(super) fn holder(state: &State, hints: &Hints, leg: Leg) -> Option<CandidateId> {
+    let stored = |leg| state.sessions.storing(of_leg(hints.media.missing?, leg));
+    // The decode worker of a pair got the data, too, and may run the whole request.
+    stored(leg).or_else(|| stored(Leg::Decode).filter(|_| leg == Leg::Aggregated))
+}
+
+impl Drive {
+    /// Notes that the worker of a leg has the media of the request.
+    pub(super) fn note_media(&self, leg: Leg) {
+        let Some(candidate) = self.candidate(leg) else { return };
+        for id in &self.request.hints.media.all {
+            self.state.sessions.stored(of_leg(*id, leg), id_of(candidate));
+        }
+    }
+
+    /// Returns whether an engine may have refused the request because it lacks media. Where there are
+    /// tenants, no other engine is asked then: engines do not say whose the media are.
+    pub(super) fn may_lack_media(&self, error: &CallError) -> bool {
+        let is_refused = matches!(error, CallError::Status { status: StatusCode::BAD_REQUEST, .. });
+        is_refused && self.request.hints.media.missing.is_some() && !self.state.settings.has_tenants
+    }
+}
+
+/// The key of media at the worker of a leg.
+fn of_leg(id: u64, leg: Leg) -> u64 {
+    name_hash(leg.as_str().as_bytes(), id)
+}
