@@ -124,7 +124,8 @@ async fn b8_a_request_at_a_sleeping_engine_moves_when_another_worker_comes() {
     let cluster =
         TestClusterBuilder::new().config(|config| config.workers.push(spec(&engine))).start().await.unwrap();
     let client = cluster.client.clone();
-    let request = tokio::spawn(async move { client.post(CHAT, &[], chat(1, false)).await });
+    let tasks = tokio_util::task::TaskTracker::new();
+    let request = tasks.spawn(async move { client.post(CHAT, &[], chat(1, false)).await });
     cluster.until("it is asleep", has_sleeper).await.unwrap();
     let other = RawEngine::serving(|_| vec![Act::Send(json_answer(WHOLE))]).await.unwrap();
     let flag = format!("role=aggregated,engine=openai,url=http://{}", other.address);
