@@ -216,6 +216,9 @@ impl Drive {
         if seen.tokens > 0 || seen.usage.is_some() {
             self.book(first, now);
         }
+        if seen.finish {
+            self.account.sequence_ended();
+        }
         if first {
             self.took_request(self.answering());
             self.note_engine_session();

@@ -32,6 +32,7 @@ use log::LogDraft;
 pub(crate) use override_record::OverrideRecord;
 use quota::Quota;
 use stream_failures::StreamFailure;
+use token_times::TokenTimes;
 
 use crate::{
     budget::Share,
@@ -70,8 +71,7 @@ pub(crate) struct Account {
     credible_tokens: u32,
     /// Whether tokens were counted since the engine last reported their number.
     counted: bool,
-    /// Start of the newest KV block of the output, and the number of tokens until then.
-    block_began: Option<(Instant, u32)>,
+    token_times: TokenTimes,
     usage: Option<Usage>,
     predicted_tokens: u32,
     /// Whether the index was searched for cached blocks.
@@ -157,7 +157,7 @@ impl Account {
             tokens_in_metrics: 0,
             credible_tokens: 0,
             counted: false,
-            block_began: None,
+            token_times: TokenTimes::default(),
             usage: None,
             predicted_tokens: 0,
             predicted: false,
@@ -278,6 +278,7 @@ impl Account {
         self.last_token = Some(now);
         if self.first_token.is_none() {
             (self.first_token, self.first_decisions) = (Some(now), self.receipts.len());
+            self.token_times.begin(now);
             self.observe_first_token();
         }
     }
@@ -337,9 +338,14 @@ impl Account {
         self.tokens
     }
 
-    /// Returns whether an engine reported usage.
+    /// Returns whether the engine of the answer reported usage. That of a prefill has no output.
     pub(crate) fn has_usage(&self) -> bool {
-        self.usage.is_some()
+        self.usage.is_some_and(|usage| usage.completion_tokens.is_some())
+    }
+
+    /// Forgets the usage of a prompt without an answer.
+    pub(crate) fn forget_prompt(&mut self) {
+        self.usage = self.usage.filter(|usage| usage.completion_tokens.is_some());
     }
 
     /// Replaces the counted tokens with the usage that an engine reported. An engine may report the parts of
@@ -351,9 +357,7 @@ impl Account {
             self.credible_tokens = self.credible_tokens.saturating_add(more);
             (self.tokens, self.counted) = (tokens, false);
         }
-        if let Some((_, before)) = &mut self.block_began {
-            *before = self.tokens.min(*before);
-        }
+        self.token_times.go_back(self.tokens);
         let before = self.usage.unwrap_or_default();
         let prompt = Some(usage.prompt_tokens).filter(|tokens| *tokens > 0);
         self.usage = Some(Usage {

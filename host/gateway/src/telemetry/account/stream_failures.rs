@@ -54,13 +54,14 @@ impl Account {
     pub(crate) fn pauses(&mut self, answering: Leg) {
         self.moved(answering);
         // The worker of the rest is not slow because the stream was paused.
-        self.block_began = None;
+        self.token_times.forget_block();
         self.give_back_admission();
     }
 
     /// Records that a pause ended.
     pub(crate) fn paused(&mut self, pause: Duration) {
         self.paused += pause;
+        self.token_times.paused(pause);
     }
 
     /// Records why the stream did not leave a worker that drains.
@@ -71,9 +72,7 @@ impl Account {
     /// An engine generates the tokens after the first `tokens` again.
     pub(crate) fn generates_again(&mut self, tokens: u32) {
         self.tokens = tokens;
-        if let Some((_, before)) = &mut self.block_began {
-            *before = tokens.min(*before);
-        }
+        self.token_times.go_back(tokens);
     }
 
     /// How the engine of a decision failed within the stream, and the decision whose engine failed so
