@@ -32,12 +32,22 @@ impl Drive {
     }
 
     /// Records what the prefill engine reports of the prompt. Most clients do not ask for usage, so that the
-    /// decode engine reports nothing. If it does, its number of tokens replaces this one.
+    /// decode engine reports nothing. If it does, its number of tokens replaces this one. The prompt of a rest
+    /// contains what the client got already, and does not count.
     pub(super) fn prompt_computed(&mut self, prompt: PromptUsage) {
-        if prompt.tokens > 0 {
+        if prompt.tokens > 0 && self.rest.is_none() {
             let PromptUsage { tokens: prompt_tokens, cached_tokens } = prompt;
             let usage = Usage { prompt_tokens, completion_tokens: None, cached_tokens };
             self.account.usage(self.within_context(Leg::Prefill, usage));
+        }
+    }
+
+    /// Forgets what the prefill engine of an earlier attempt reported, while the client has nothing of its
+    /// answer.
+    pub(super) fn forget_prompt(&mut self) {
+        if self.rest.is_none() {
+            self.cached_tokens = None;
+            self.account.forget_prompt();
         }
     }
 
