@@ -113,7 +113,7 @@ impl Connector for Sglang {
             return None;
         }
         let body = |rid: String| Bytes::from(json!({ "rid": rid, "abort_all": false }).to_string());
-        let bodies = if request.is_batch() || takes_list_of_ids(request) {
+        let bodies = if has_ids_of_items(request) {
             ids_of_items(request, token).map(body).collect()
         } else if request.endpoint == Endpoint::Responses {
             vec![body(response_id(token))]
@@ -134,7 +134,7 @@ impl Connector for Sglang {
     }
 
     fn id_detail(&self, request: &Request) -> Option<IdDetail> {
-        request.is_batch().then_some(IdDetail::ItemNumber)
+        has_ids_of_items(request).then_some(IdDetail::ItemNumber)
     }
 }
 
@@ -208,6 +208,11 @@ fn adapted<'a>(request: &'a Request, context: &LegContext<'_>) -> Edit<'a> {
 /// generates text (`managers/io_struct.py`, `GenerateReqInput`), and nowhere else (`EmbeddingReqInput`).
 fn takes_list_of_ids(request: &Request) -> bool {
     matches!(request.endpoint, Endpoint::Embeddings | Endpoint::Classify(_)) && request.has_list_of_prompts()
+}
+
+/// Returns whether the engine knows each item of the request by an id of its own.
+fn has_ids_of_items(request: &Request) -> bool {
+    request.is_batch() || takes_list_of_ids(request)
 }
 
 /// The ids of the items of a list, also of a list of one.

@@ -523,6 +523,11 @@ fn e2_a_list_of_inputs_has_a_list_of_ids_for_sglang() {
             assert_eq!(sent["rid"], id, "{endpoint:?} {input}");
             let aborts = connector.abort(&request, token).unwrap().bodies;
             let aborted: Vec<Value> = aborts.iter().map(|body| value(body)["rid"].clone()).collect();
+            assert_eq!(
+                connector.id_detail(&request).is_some(),
+                id.is_array(),
+                "clients see no number of an item"
+            );
             // E2.9
             assert_eq!(json!(aborted), if id.is_array() { id.clone() } else { json!([id]) }, "{input}");
         }
