@@ -393,6 +393,7 @@ fn rows() -> Vec<Row> {
         row("limits.realtime_connections", "7", budgets),
         row("timeouts.realtime_idle", "'7s'", settings),
         row("timeouts.body_idle", "'7s'", settings),
+        row("timeouts.drain_delay", "'7s'", settings),
         row("timeouts.client_idle", "'7s'", settings),
         row("timeouts.client_write", "'7s'", settings),
         row("timeouts.request", "'7s'", settings),
