@@ -239,15 +239,15 @@ async fn read(
     };
     find_model(state, &mut request).await;
     check_limits(&request, &state.registry.snapshot())?;
-    let tenant = caller.tenant_hash();
     if endpoint == Endpoint::Responses {
         // Boxed, because few requests wait here.
+        let tenant = caller.tenant_hash();
         Box::pin(stored::pin(state, upstream, &mut request, tenant)).await?;
     } else {
-        engine_session::pin(state, &mut request, tenant);
+        engine_session::pin(state, &mut request, caller.tenant_hash());
     }
     if let Some(request) = Arc::get_mut(&mut request) {
-        cached_media::find(state, request, tenant);
+        cached_media::find(state, request, caller.tenant_hash());
     }
     Ok(request)
 }

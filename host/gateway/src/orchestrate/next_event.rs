@@ -6,12 +6,14 @@ use std::{
     time::Duration,
 };
 
-use futures_util::{FutureExt, future::BoxFuture};
+use futures_util::{
+    FutureExt,
+    future::{BoxFuture, OptionFuture},
+};
 use http::Response;
 use pointsman_orchestration::{Event, Waiting};
 use pointsman_workers::{Leg, PerLeg};
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
 
 use super::{Drive, executor::Reached, leg_run::LegAnswer, pending_head::first_event};
 use crate::upstream::{Body, CallError, REQUEST, UpgradedCall};
@@ -113,7 +115,7 @@ impl Drive {
             biased;
             // A handoff that is in hand is consumed, whether or not its client left meanwhile (E1.7).
             outcome = finish_or_never(&mut prefill.call) => self.call_ended(Leg::Prefill, outcome),
-            () = left(&self.gone, answers), if !self.reported.client_gone => {
+            _ = self.gone.cancelled().then(|()| last_looks(answers)), if !self.reported.client_gone => {
                 self.reported.client_gone = true;
                 Next::Event(Event::ClientGone)
             }
@@ -185,21 +187,19 @@ impl Drive {
     }
 }
 
-/// Waits until the client left. While a prefill runs alone, an answer that arrived before is looked for; from
-/// its head on, which `answers` tells, it is waited for. Under a CPU limit, a thread may see both at once.
-async fn left(gone: &CancellationToken, answers: Option<&AtomicBool>) {
-    gone.cancelled().await;
-    let Some(answers) = answers else { return };
-    // Boxed, because few requests wait here.
-    let looks = async {
+/// Looks for an answer that arrived before its client left, while a prefill runs alone: from its head on,
+/// which `answers` tells, it is waited for. Under a CPU limit, a thread may see both at once.
+fn last_looks(answers: Option<&AtomicBool>) -> OptionFuture<BoxFuture<'_, ()>> {
+    async fn looks(answers: &AtomicBool) {
         for _ in 0..LOOKS {
             tokio::time::sleep(LOOK_INTERVAL).await;
         }
-    };
-    Box::pin(looks).await;
-    if answers.load(Ordering::Relaxed) {
-        std::future::pending::<()>().await;
+        if answers.load(Ordering::Relaxed) {
+            std::future::pending::<()>().await;
+        }
     }
+    // Boxed, because few requests wait here.
+    OptionFuture::from(answers.map(|answers| looks(answers).boxed()))
 }
 
 /// Waits until a leg may be routed again; without a wait, forever.
