@@ -218,7 +218,7 @@ async fn active_canary_and_shadow_are_summarized_side_by_side() {
     assert_eq!([count(active, "compared"), count(canary, "compared")], [count(shadow, "decisions"), 0]);
     assert_eq!(active["agreement"], shadow["agreement"]);
     assert_eq!(
-        [count(&active["ttft_ms"], "count"), count(&canary["itl_ms"], "count")],
+        [count(&active["ttft_ms"], "count"), count(&canary["e2e_ms"], "count")],
         [count(active, "decisions"), count(canary, "decisions")]
     );
     assert!(
