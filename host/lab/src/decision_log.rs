@@ -4,6 +4,7 @@ pub use export::ExportArgs;
 
 mod convert;
 mod export;
+mod ran;
 pub(crate) mod reader;
 pub(crate) mod time;
 

@@ -1,18 +1,13 @@
 //! `pointsman trace export`.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fmt::Write as _,
-    path::PathBuf,
-    time::Duration,
-};
+use std::{collections::BTreeSet, fmt::Write as _, path::PathBuf, time::Duration};
 
 use clap::Args;
-use pointsman_decision_log::{LoggedDecision, LoggedRequest};
-use pointsman_policy_runtime::FORMULA_SUFFIX;
+use pointsman_decision_log::LoggedRequest;
 
 use super::{
     convert::{Converter, LeftOut},
+    ran::{LaneArm, Seen},
     reader::{ReadStats, files, read},
     time::moment,
 };
@@ -45,22 +40,6 @@ pub struct ExportArgs {
     /// Skip malformed lines, and count them.
     #[arg(long)]
     skip_bad: bool,
-}
-
-/// Policies and workers of the slots during the exported requests.
-#[derive(Debug, Default)]
-struct Seen {
-    /// Number of decisions, by lane, slot and policy.
-    policies: BTreeMap<(&'static str, String, Ran), u64>,
-    /// Chosen workers, by slot.
-    workers: BTreeMap<String, BTreeSet<(u64, u32)>>,
-}
-
-/// A policy, or a native mode.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Ran {
-    name: String,
-    digest: Option<String>,
 }
 
 impl ExportArgs {
@@ -123,8 +102,8 @@ impl ExportArgs {
         if stats.cut_files > 0 {
             let _ = write!(text, "; {} files end within a frame and were read up to it", stats.cut_files);
         }
-        for damaged in &stats.damaged {
-            let _ = write!(text, "\nwarning: {damaged}");
+        for warning in &stats.damaged {
+            let _ = write!(text, "\nwarning: {warning}");
         }
         let _ = write!(text, "\n\n{}", seen.fleet(block));
         let _ = write!(
@@ -132,12 +111,16 @@ impl ExportArgs {
             "\nCompare what ran, and what ran beside it as canary and shadow, on this traffic:\n\n  pointsman compare \
              --trace {output} --trace-block {block} --fleet fleet.toml --seeds 5 --jitter-ms 20"
         );
-        let mut files = BTreeSet::new();
-        for (lane, parts) in seen.arms() {
+        let (mut files, mut warnings) = (BTreeSet::new(), Vec::new());
+        for LaneArm { lane, parts, warning } in seen.arms() {
             let _ = write!(text, " \\\n      --arm {lane}={}", parts.join("+"));
             files.extend(parts.into_iter().filter(|part| part.starts_with("./")));
+            warnings.extend(warning);
         }
         text.push('\n');
+        for warning in warnings {
+            let _ = writeln!(text, "\nwarning: {warning}");
+        }
         if !files.is_empty() {
             let files = files.into_iter().collect::<Vec<_>>().join(", ");
             let _ = write!(
@@ -157,77 +140,5 @@ impl LeftOut {
             "{filtered} by --model, --since or --until, {unserved} that no worker served, {failed} that failed before \
              their first token, {no_prompt} without a prompt"
         )
-    }
-}
-
-impl Seen {
-    fn note(&mut self, request: &LoggedRequest) {
-        for decision in &request.decisions {
-            let lane = if decision.lane == "canary" { "canary" } else { "active" };
-            if decision.slot != "decode-override" || decision.policy.is_some() {
-                *self.policies.entry((lane, decision.slot.clone(), Ran::of(decision))).or_default() += 1;
-            }
-            if let (Some(worker), Some(rank)) = (decision.worker, decision.rank) {
-                self.workers.entry(decision.slot.clone()).or_default().insert((worker, rank));
-            }
-            if let Some(shadow) = &decision.shadow {
-                let name = shadow.policy.clone().unwrap_or_else(|| "kv".to_owned());
-                let ran = Ran { name, digest: shadow.digest.clone() };
-                *self.policies.entry(("shadow", decision.slot.clone(), ran)).or_default() += 1;
-            }
-        }
-    }
-
-    /// Returns the fleet file of the simulation. The user has to complete it, because the log does not
-    /// contain step times and cache sizes.
-    fn fleet(&self, block_tokens: u32) -> String {
-        let mut text = format!(
-            "Describe your engines in fleet.toml (docs/compare.md), beginning with:\n\n  block_tokens = {block_tokens}\n"
-        );
-        for role in ["aggregated", "prefill", "decode"] {
-            if let Some(workers) = self.workers.get(role) {
-                let count = workers.len();
-                let _ = write!(text, "  [[engines]]\n  role = \"{role}\"\n  count = {count}\n");
-            }
-        }
-        text
-    }
-
-    /// Returns one arm for each lane: the policies that its slots ran most often.
-    fn arms(&self) -> impl Iterator<Item = (&'static str, Vec<String>)> {
-        ["active", "canary", "shadow"].into_iter().filter_map(|lane| {
-            let of_slot = |is_override: bool| {
-                let ran = self.policies.iter().filter(|((ran_in, slot, _), _)| {
-                    *ran_in == lane && (slot == "decode-override") == is_override
-                });
-                ran.max_by_key(|(_, count)| **count).map(|((_, slot, ran), _)| ran.part(lane, slot))
-            };
-            let route = of_slot(false)?;
-            Some((lane, std::iter::once(route).chain(of_slot(true)).collect()))
-        })
-    }
-}
-
-impl Ran {
-    fn of(decision: &LoggedDecision) -> Self {
-        // The reason of a native decision is the native mode. Decisions by sessions and pins do not depend on
-        // the slot.
-        let native = || match decision.decider.as_str() {
-            "native" => decision.reason.clone(),
-            _ => None,
-        };
-        let name = decision.policy.clone().or_else(native).unwrap_or_else(|| "kv".to_owned());
-        Self { name, digest: decision.digest.clone() }
-    }
-
-    /// Returns the policy as a part of `--arm`. The user has to name the file of a policy that is not built
-    /// in, and of formulas, which the log does not contain.
-    fn part(&self, lane: &str, slot: &str) -> String {
-        if self.name == "formula" {
-            let trial = if lane == "active" { String::new() } else { format!(".{lane}") };
-            return format!("./{slot}{trial}{FORMULA_SUFFIX}");
-        }
-        let is_file = self.digest.is_some() && pointsman_embedded_policies::by_name(&self.name).is_none();
-        if is_file { format!("./{}.wasm", self.name) } else { self.name.clone() }
     }
 }

@@ -1,0 +1,163 @@
+//! What the slots ran during the exported requests: the beginning of a fleet file, and arms for `compare`.
+
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet},
+    fmt::Write as _,
+};
+
+use pointsman_decision_log::{LoggedDecision, LoggedRequest};
+use pointsman_embedded_policies::{by_name, default_of};
+use pointsman_policy_runtime::FORMULA_SUFFIX;
+
+const OVERRIDE: &str = "decode-override";
+
+/// Policies and workers of the slots during the exported requests.
+#[derive(Debug, Default)]
+pub(super) struct Seen {
+    /// Number of decisions, by lane, slot and policy.
+    policies: BTreeMap<(&'static str, String, Ran), u64>,
+    /// Chosen workers, by slot.
+    workers: BTreeMap<String, BTreeSet<(u64, u32)>>,
+}
+
+/// A policy, or a native mode.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Ran {
+    name: String,
+    digest: Option<String>,
+}
+
+/// The arm of a lane.
+pub(super) struct LaneArm {
+    pub(super) lane: &'static str,
+    pub(super) parts: Vec<String>,
+    /// What the lane ran otherwise.
+    pub(super) warning: Option<String>,
+}
+
+/// Number of decisions by part of an arm, of each slot of a lane.
+type Parts<'a> = BTreeMap<&'a str, BTreeMap<String, u64>>;
+
+impl Seen {
+    pub(super) fn note(&mut self, request: &LoggedRequest) {
+        for decision in &request.decisions {
+            let lane = if decision.lane == "canary" { "canary" } else { "active" };
+            if let Some(ran) = Ran::of(decision) {
+                *self.policies.entry((lane, decision.slot.clone(), ran)).or_default() += 1;
+            }
+            if let (Some(worker), Some(rank)) = (decision.worker, decision.rank) {
+                self.workers.entry(decision.slot.clone()).or_default().insert((worker, rank));
+            }
+            // The log does not contain the name of an override's shadow.
+            if let Some(shadow) = decision.shadow.as_ref().filter(|_| decision.slot != OVERRIDE) {
+                let name = shadow.policy.clone().unwrap_or_else(|| "kv".to_owned());
+                let ran = Ran { name, digest: shadow.digest.clone() };
+                *self.policies.entry(("shadow", decision.slot.clone(), ran)).or_default() += 1;
+            }
+        }
+    }
+
+    /// Returns the fleet file of the simulation. The user has to complete it, because the log does not
+    /// contain step times and cache sizes.
+    pub(super) fn fleet(&self, block_tokens: u32) -> String {
+        let mut text = format!(
+            "Describe your engines in fleet.toml (docs/compare.md), beginning with:\n\n  block_tokens = {block_tokens}\n"
+        );
+        for role in ["aggregated", "prefill", "decode"] {
+            if let Some(workers) = self.workers.get(role) {
+                let count = workers.len();
+                let _ = write!(text, "  [[engines]]\n  role = \"{role}\"\n  count = {count}\n");
+            }
+        }
+        text
+    }
+
+    /// Returns one arm for each lane.
+    pub(super) fn arms(&self) -> impl Iterator<Item = LaneArm> {
+        let active: BTreeSet<&str> = self.parts("active").into_keys().collect();
+        ["active", "canary", "shadow"].into_iter().filter_map(move |lane| {
+            let ran = self.parts(lane);
+            let parts = arm(&ran)?;
+            let warning = warning(lane, &parts, &ran, &active);
+            Some(LaneArm { lane, parts, warning })
+        })
+    }
+
+    fn parts(&self, lane: &str) -> Parts<'_> {
+        let mut parts = Parts::new();
+        for ((_, slot, ran), count) in self.policies.iter().filter(|((ran_in, ..), _)| *ran_in == lane) {
+            *parts.entry(slot).or_default().entry(ran.part(lane, slot)).or_default() += count;
+        }
+        parts
+    }
+}
+
+/// Returns the parts of the arm that is nearest to what the slots ran: `default`, or the policy with most
+/// decisions, and that of the override.
+fn arm(ran: &Parts<'_>) -> Option<Vec<String>> {
+    let most = |counts: &BTreeMap<String, u64>| {
+        counts.iter().max_by_key(|(_, count)| **count).map(|(part, _)| part.clone())
+    };
+    let mut routes: BTreeMap<String, u64> = BTreeMap::new();
+    for (part, count) in ran.iter().filter(|(slot, _)| **slot != OVERRIDE).flat_map(|(_, counts)| counts) {
+        *routes.entry(part.clone()).or_default() += count;
+    }
+    let is_default =
+        ran.iter().all(|(slot, counts)| most(counts).is_some_and(|part| part == default_of(slot)))
+            && (!ran.contains_key("decode") || ran.contains_key(OVERRIDE));
+    if is_default && routes.len() > 1 {
+        return Some(vec!["default".to_owned()]);
+    }
+    let route = most(&routes)?;
+    Some(std::iter::once(route).chain(ran.get(OVERRIDE).and_then(most)).collect())
+}
+
+/// Returns what a lane ran, if its arm does not run the same.
+fn warning(lane: &str, parts: &[String], ran: &Parts<'_>, active: &BTreeSet<&str>) -> Option<String> {
+    let of_slot = |slot: &str| match parts {
+        [part] if part == "default" => default_of(slot).to_owned(),
+        _ => parts.get(usize::from(slot == OVERRIDE)).cloned().unwrap_or_default(),
+    };
+    let is_whole = ran.iter().all(|(slot, counts)| counts.keys().all(|part| *part == of_slot(slot)));
+    let only_active = active.iter().any(|slot| *slot != OVERRIDE && !ran.contains_key(slot));
+    if is_whole && !only_active {
+        return None;
+    }
+    let list = ran.iter().map(|(slot, counts)| {
+        let mut counts: Vec<_> = counts.iter().collect();
+        counts.sort_by_key(|(_, count)| Reverse(**count));
+        let counts: Vec<_> = counts.iter().map(|(part, count)| format!("{part} ({count})")).collect();
+        format!("{slot} {}", counts.join(" and "))
+    });
+    Some(format!(
+        "the arm {lane}={} is not exactly what ran, because an arm has one policy for all slots; decisions of this lane: \
+         {}",
+        parts.join("+"),
+        list.collect::<Vec<_>>().join(", ")
+    ))
+}
+
+impl Ran {
+    /// Returns what ran in the slot of a decision. The decision of a session or a pin does not tell the native
+    /// mode of its slot.
+    fn of(decision: &LoggedDecision) -> Option<Self> {
+        let native = || match decision.decider.as_str() {
+            "native" if decision.slot != OVERRIDE => decision.reason.clone(),
+            _ => None,
+        };
+        let name = decision.policy.clone().or_else(native)?;
+        Some(Self { name, digest: decision.digest.clone() })
+    }
+
+    /// Returns the policy as a part of `--arm`. The user has to name the file of a policy that is not built
+    /// in, and of formulas, which the log does not contain.
+    fn part(&self, lane: &str, slot: &str) -> String {
+        if self.name == "formula" {
+            let trial = if lane == "active" { String::new() } else { format!(".{lane}") };
+            return format!("./{slot}{trial}{FORMULA_SUFFIX}");
+        }
+        let is_file = self.digest.is_some() && by_name(&self.name).is_none();
+        if is_file { format!("./{}.wasm", self.name) } else { self.name.clone() }
+    }
+}
