@@ -188,6 +188,16 @@ pub struct LoggedOutcome {
     pub cached_reported: Option<u32>,
 }
 
+impl LoggedRequest {
+    /// Returns the number of prompt tokens as the engine counted them, or else as routing did; `None` if it
+    /// was estimated from bytes.
+    #[must_use]
+    pub fn counted_tokens(&self) -> Option<u32> {
+        let routed = Some(self.input_tokens).filter(|_| !self.input_estimated);
+        self.outcome.prompt_reported.or(routed).filter(|tokens| *tokens > 0)
+    }
+}
+
 impl LoggedBlocks {
     /// Names the blocks of a prefix with `id_of`. The deeper blocks of long prompts are named more sparsely,
     /// so that the size of a record is bounded: 16 million tokens in blocks of 16 have about 5,000 ids. Depth

@@ -1,6 +1,9 @@
 //! Turns logged requests into a trace.
 
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    time::Duration,
+};
 
 use pointsman_decision_log::{FileHeader, LoggedRequest};
 
@@ -19,11 +22,21 @@ pub(super) struct LeftOut {
     pub(super) no_prompt: u64,
 }
 
+/// Requests of a trace that are not exactly those of the log.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Inexact {
+    /// Prompts whose length was estimated from bytes.
+    pub(super) estimated: u64,
+}
+
 /// A request of the trace whose blocks have no numbers yet.
 struct Kept {
     arrived_at_us: u64,
     ended_at_us: u64,
     request: LoggedRequest,
+    /// Prompt tokens, as the engine reported them if it did.
+    prompt_tokens: u32,
+    /// Tokens of a logged block.
     block_tokens: u32,
 }
 
@@ -32,6 +45,7 @@ struct Kept {
 pub(super) struct Converter {
     kept: Vec<Kept>,
     pub(super) left_out: LeftOut,
+    pub(super) inexact: Inexact,
 }
 
 impl Converter {
@@ -46,11 +60,14 @@ impl Converter {
         } else if request.input_tokens == 0 {
             left_out.no_prompt += 1;
         } else {
+            let counted = request.counted_tokens();
+            self.inexact.estimated += u64::from(counted.is_none());
             let took = Duration::try_from_secs_f64(request.outcome.e2e_ms / 1e3).unwrap_or_default();
             let took_us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
             self.kept.push(Kept {
                 arrived_at_us: request.arrived_at_us,
                 ended_at_us: request.arrived_at_us.saturating_add(took_us),
+                prompt_tokens: counted.unwrap_or(request.input_tokens),
                 block_tokens: header.block_tokens,
                 request,
             });
@@ -70,12 +87,13 @@ impl Converter {
     /// Builds the trace with blocks of `block_tokens`, by time of arrival.
     pub(super) fn trace(mut self, name: String, block_tokens: u32, skipped: u64) -> Trace {
         self.kept.sort_by_key(|kept| kept.arrived_at_us);
+        let block_ends = BlockEnds::of(&self.kept);
         let mut numbers = Numbers::default();
         // Time at which the newest request of each session ended.
         let mut ends: HashMap<u64, u64> = HashMap::new();
         let mut requests = Vec::with_capacity(self.kept.len());
         for kept in self.kept {
-            let blocks = numbers.blocks(&kept, block_tokens);
+            let blocks = numbers.blocks(&kept, block_tokens, &block_ends);
             let LoggedRequest { model, session_hash, .. } = kept.request;
             let before = session_hash.and_then(|session| {
                 let latest = ends.get(&session).copied().unwrap_or_default();
@@ -85,7 +103,7 @@ impl Converter {
             let delay = before.and_then(|before| kept.arrived_at_us.checked_sub(before));
             requests.push(TraceRequest {
                 at: Duration::from_micros(kept.arrived_at_us),
-                input_tokens: kept.request.input_tokens,
+                input_tokens: kept.prompt_tokens,
                 output_tokens: kept.request.output_tokens.max(1),
                 blocks: blocks.into(),
                 session: session_hash.map(|session| format!("{session:x}")),
@@ -104,9 +122,49 @@ impl Converter {
     }
 }
 
+/// End of each block of the prompts of estimated length, in the tokens that the engines counted, by id. A
+/// block ends at the same token in all prompts that share it.
+struct BlockEnds(HashMap<u64, u32>);
+
+impl BlockEnds {
+    /// Scales the blocks of each prompt to its length. A block that several prompts share is scaled by the
+    /// shortest of them, because it is the largest part of that one.
+    fn of(kept: &[Kept]) -> Self {
+        let mut estimated: Vec<&Kept> = kept.iter().filter(|kept| kept.request.input_estimated).collect();
+        estimated.sort_by_key(|kept| {
+            let is_known = kept.request.counted_tokens().is_some();
+            (!is_known, kept.prompt_tokens.max(kept.request.input_tokens))
+        });
+        let mut ends: HashMap<u64, u32> = HashMap::new();
+        for kept in estimated {
+            // End of the last shared block, as routing estimated it and in the engine's tokens.
+            let (mut from, mut start) = (0, 0);
+            for (depth, id) in kept.request.blocks.marks() {
+                let estimate = depth.saturating_mul(kept.block_tokens);
+                match ends.entry(id) {
+                    Entry::Occupied(end) => (from, start) = (estimate, *end.get()),
+                    Entry::Vacant(end) => {
+                        let rest = u64::from(kept.prompt_tokens.saturating_sub(start));
+                        let estimated_rest = u64::from(kept.request.input_tokens.saturating_sub(from));
+                        let scaled = u64::from(estimate.saturating_sub(from)) * rest / estimated_rest.max(1);
+                        end.insert(start.saturating_add(u32::try_from(scaled).unwrap_or(u32::MAX)));
+                    }
+                }
+            }
+        }
+        Self(ends)
+    }
+
+    /// Returns where a block of a prompt ends.
+    fn end(&self, kept: &Kept, depth: u32, id: u64) -> u32 {
+        self.0.get(&id).copied().unwrap_or_else(|| depth.saturating_mul(kept.block_tokens))
+    }
+}
+
 /// Numbers blocks in the order in which they appear: the trace contains no id of the log.
 #[derive(Default)]
 struct Numbers {
+    /// Number of a block, by the id from which its number follows and its position in the prompt.
     known: HashMap<(u64, u32), u64>,
     next: u64,
 }
@@ -114,18 +172,17 @@ struct Numbers {
 impl Numbers {
     /// Returns the numbers of a prompt's blocks. A block gets its number from the first logged id at or after
     /// its end. Blocks after the last id, and a partial block at the end, are not shared with any request.
-    fn blocks(&mut self, kept: &Kept, block_tokens: u32) -> Vec<u64> {
-        let tokens = kept.request.input_tokens;
-        let own_blocks = block_tokens / kept.block_tokens.max(1);
-        let mut marks = kept.request.blocks.marks().peekable();
+    fn blocks(&mut self, kept: &Kept, block_tokens: u32, ends: &BlockEnds) -> Vec<u64> {
+        let tokens = kept.prompt_tokens;
+        let marks = kept.request.blocks.marks();
+        let mut marks = marks.map(|(depth, id)| (ends.end(kept, depth, id), id)).peekable();
         let full = tokens / block_tokens;
         let mut blocks = Vec::with_capacity(tokens.div_ceil(block_tokens) as usize);
         for position in 1..=full {
-            let depth = position.saturating_mul(own_blocks);
-            while marks.next_if(|(mark, _)| *mark < depth).is_some() {}
-            let name = marks.peek().map(|(mark, id)| (*id, mark - depth));
-            blocks.push(match name {
-                Some(name) => *self.known.entry(name).or_insert_with(|| {
+            let end = position.saturating_mul(block_tokens);
+            while marks.next_if(|(mark, _)| *mark < end).is_some() {}
+            blocks.push(match marks.peek() {
+                Some((_, id)) => *self.known.entry((*id, position)).or_insert_with(|| {
                     self.next += 1;
                     self.next - 1
                 }),

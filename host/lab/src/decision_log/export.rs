@@ -6,7 +6,7 @@ use clap::Args;
 use pointsman_decision_log::LoggedRequest;
 
 use super::{
-    convert::{Converter, LeftOut},
+    convert::{Converter, Inexact, LeftOut},
     ran::{LaneArm, Seen},
     reader::{ReadStats, files, read},
     time::moment,
@@ -60,7 +60,7 @@ impl ExportArgs {
                 }
             })?;
         }
-        let left_out = requests.left_out;
+        let (left_out, inexact) = (requests.left_out, requests.inexact);
         let log = self.log.display();
         let Some(largest) = requests.largest_block() else {
             anyhow::bail!("{log}: {} files contain no request to export ({})", stats.files, left_out.text());
@@ -76,7 +76,7 @@ impl ExportArgs {
             self.output.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
         let trace = requests.trace(name, block_tokens, stats.skipped);
         write_file(&self.output, |out| trace.write_mooncake(out))?;
-        Ok(self.report(&trace, &stats, left_out, &seen))
+        Ok(self.report(&trace, &stats, (left_out, inexact), &seen))
     }
 
     fn wants(&self, request: &LoggedRequest) -> bool {
@@ -85,7 +85,13 @@ impl ExportArgs {
             && self.until.is_none_or(|until| request.arrived_at_us < until)
     }
 
-    fn report(&self, trace: &Trace, stats: &ReadStats, left_out: LeftOut, seen: &Seen) -> String {
+    fn report(
+        &self,
+        trace: &Trace,
+        stats: &ReadStats,
+        (left_out, inexact): (LeftOut, Inexact),
+        seen: &Seen,
+    ) -> String {
         let output = self.output.display();
         let block = trace.block_tokens;
         let span = trace.requests.last().map_or(Duration::ZERO, |request| request.at);
@@ -102,7 +108,7 @@ impl ExportArgs {
         if stats.cut_files > 0 {
             let _ = write!(text, "; {} files end within a frame and were read up to it", stats.cut_files);
         }
-        for warning in &stats.damaged {
+        for warning in stats.damaged.iter().cloned().chain(inexact.warnings()) {
             let _ = write!(text, "\nwarning: {warning}");
         }
         let _ = write!(text, "\n\n{}", seen.fleet(block));
@@ -140,5 +146,17 @@ impl LeftOut {
             "{filtered} by --model, --since or --until, {unserved} that no worker served, {failed} that failed before \
              their first token, {no_prompt} without a prompt"
         )
+    }
+}
+
+impl Inexact {
+    fn warnings(self) -> impl Iterator<Item = String> {
+        let Self { estimated } = self;
+        let counts = [(
+            estimated,
+            "prompts have a length that was estimated from their bytes; for exact ones, set \
+                 `models.NAME.tokenizer`, or let clients ask for usage (`stream_options.include_usage`)",
+        )];
+        counts.into_iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}"))
     }
 }

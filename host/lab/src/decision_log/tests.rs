@@ -156,6 +156,46 @@ fn exported(requests: &[LoggedRequest]) -> (String, Trace) {
 }
 
 #[test]
+fn i10_prompts_are_as_long_as_the_engines_reported() {
+    let estimated = |at_ms: u64, tokens: u32, reported: Option<u32>, ids: &[u64]| {
+        let mut logged = request(at_ms, tokens, ids);
+        (logged.input_estimated, logged.outcome.prompt_reported) = (true, reported);
+        logged
+    };
+    let first: Vec<u64> = (1..=10).collect();
+    let second: Vec<u64> = (1..=5).chain(26..=32).collect();
+    let third: Vec<u64> = (1..=5).chain([46]).collect();
+    let (text, trace) = exported(&[
+        estimated(0, 16_000, Some(300), &(1..=5).chain(900..1_800).collect::<Vec<_>>()),
+        estimated(1, 160, Some(128), &first),
+        estimated(2, 200, Some(150), &second),
+        estimated(3, 100, None, &third),
+    ]);
+    let lengths: Vec<u32> = trace.requests.iter().map(|request| request.input_tokens).collect();
+    // I10.15
+    assert_eq!(lengths, [300, 128, 150, 100]);
+    let [image, one, two, three] = &trace.requests[..] else { panic!("{trace:?}") };
+    let shared = |other: &crate::trace::TraceRequest| {
+        one.blocks.iter().zip(other.blocks.iter()).take_while(|(a, b)| a == b).count()
+    };
+    // I10.15: five blocks of 16 estimated tokens, of which engines counted four fifths, also in a prompt with
+    // an image whose bytes are many more than its tokens
+    assert_eq!([two, three, image].map(shared), [4; 3]);
+    assert_eq!(one.blocks.len(), 8);
+    let warning = "\nwarning: 1 prompts have a length that was estimated from their bytes; ";
+    assert!(text.contains(warning), "{text}");
+    // A tokenizer of the gateway counted the blocks. The engine knows the length.
+    let mut counted = request(0, 48, &[1, 2, 3]);
+    counted.outcome.prompt_reported = Some(50);
+    let (text, trace) = exported(&[counted, request(1, 48, &[1, 2, 3])]);
+    let [one, two] = &trace.requests[..] else { panic!("{trace:?}") };
+    assert!(
+        one.input_tokens == 50 && one.blocks[..3] == two.blocks[..] && !text.contains("warning"),
+        "{text}"
+    );
+}
+
+#[test]
 fn i10_the_arm_of_a_lane_is_what_its_slots_ran() {
     let decision = |slot: &str, lane: &str, policy: &str| LoggedDecision {
         slot: slot.into(),

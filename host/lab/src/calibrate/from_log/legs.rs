@@ -96,7 +96,7 @@ impl Load {
         // If most prompts that can be fitted were not counted, estimates are used. An answer that is not
         // streamed has counted tokens.
         let streamed = || requests.iter().filter(|request| request.outcome.ttft_ms.is_some());
-        let counted = streamed().filter(|request| counted_tokens(request).is_some()).count();
+        let counted = streamed().filter(|request| request.counted_tokens().is_some()).count();
         let takes_estimates = counted * 2 < streamed().count();
         let roles = requests.iter().flat_map(|request| &request.decisions).filter_map(pair_role).collect();
         let mut load = Self { start_us, takes_estimates, roles, ..Self::default() };
@@ -158,7 +158,7 @@ impl Load {
             .zip(request.outcome.ttft_ms)
             .is_some_and(|((_, at_us, _), ttft_ms)| add_milliseconds(arrived, ttft_ms) < at_us);
         let estimate = Some(request.input_tokens).filter(|tokens| self.takes_estimates && *tokens > 0);
-        let counted = counted_tokens(request);
+        let counted = request.counted_tokens();
         let tokens = counted.or(estimate);
         let reason = if tokens.is_none() {
             Some(&mut self.left_out.uncounted)
@@ -281,12 +281,6 @@ fn pair_role(decision: &LoggedDecision) -> Option<(u64, Role)> {
         _ => return None,
     };
     Some((decision.worker?, role))
-}
-
-/// Returns the number of prompt tokens as the engine counted them, or else as routing did.
-fn counted_tokens(request: &LoggedRequest) -> Option<u32> {
-    let routed = Some(request.input_tokens).filter(|_| !request.input_estimated);
-    request.outcome.prompt_reported.or(routed).filter(|tokens| *tokens > 0)
 }
 
 fn cached_tokens(request: &LoggedRequest, isl: u32) -> u32 {
