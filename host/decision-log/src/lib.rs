@@ -60,8 +60,14 @@ pub struct LoggedRequest {
     /// Whether that number was estimated from bytes.
     #[serde(default)]
     pub input_estimated: bool,
-    /// Output tokens.
+    /// Output tokens of all sequences.
     pub output_tokens: u32,
+    /// Number of choices of each prompt, if more than one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub choices: Option<u32>,
+    /// Number of prompts, if more than one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prompts: Option<u32>,
     /// The client's cap on output tokens.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_tokens: Option<u32>,

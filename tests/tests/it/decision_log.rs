@@ -160,6 +160,41 @@ async fn traffic_is_logged_exported_and_compared_with_what_the_shadow_would_have
 }
 
 #[tokio::test]
+async fn i10_an_export_has_the_lengths_that_engines_reported() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = dir.path().join("log");
+    let cluster = cluster(|config| config.decisions.log_dir = Some(log.clone())).await;
+    let texts = |count: usize| vec!["several words of one prompt ".repeat(30); count];
+    for (prompt, n) in [(json!(texts(1)[0]), 1), (json!(texts(1)[0]), 4), (json!(texts(2)), 1)] {
+        let body = json!({ "model": "tiny", "max_tokens": 5, "ignore_eos": true, "n": n, "prompt": prompt });
+        let answer = cluster.client.post("/v1/completions", &[], body.to_string()).await.unwrap();
+        assert_eq!(answer.status, 200);
+    }
+    cluster.at_rest().await.unwrap();
+    cluster.gateway.drain().await;
+    let logged = lines(&log);
+    let [_, one, four, list] = &logged[..] else { panic!("{logged:?}") };
+    let counts = [one, four, list].map(|line| [&line["choices"], &line["prompts"], &line["output_tokens"]]);
+    // I10.16
+    let null = &Value::Null;
+    assert_eq!(
+        counts,
+        [[null, null, &json!(5)], [&json!(4), null, &json!(20)], [null, &json!(2), &json!(10)]]
+    );
+    let trace = dir.path().join("t.jsonl");
+    run(&["trace", "export", log.to_str().unwrap(), "-o", trace.to_str().unwrap()]);
+    let text = fs::read_to_string(&trace).unwrap();
+    let exported: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let lengths: Vec<_> =
+        exported.iter().map(|line| [&line["input_length"], &line["output_length"]]).collect();
+    let reported = &one["outcome"]["prompt_reported"];
+    assert!(one["input_estimated"] == true && *reported != one["input_tokens"], "{one}");
+    // I10.15, I10.16
+    assert_eq!(lengths, [[reported, &json!(5)]; 2]);
+    assert_eq!(exported[0]["hash_ids"][0], exported[1]["hash_ids"][0]);
+}
+
+#[tokio::test]
 async fn a_log_that_cannot_be_written_costs_no_request_and_is_counted() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("file"), "").unwrap();

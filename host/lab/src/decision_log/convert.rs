@@ -20,6 +20,8 @@ pub(super) struct LeftOut {
     pub(super) failed: u64,
     /// Records without prompt tokens, such as those of WebSocket sessions.
     pub(super) no_prompt: u64,
+    /// Requests with several prompts: the length of each is not known.
+    pub(super) several_prompts: u64,
 }
 
 /// Requests of a trace that are not exactly those of the log.
@@ -27,6 +29,10 @@ pub(super) struct LeftOut {
 pub(super) struct Inexact {
     /// Prompts whose length was estimated from bytes.
     pub(super) estimated: u64,
+    /// Requests with several choices, of which the trace has one.
+    pub(super) several_choices: u64,
+    /// Answers without output tokens, which have one in the trace.
+    pub(super) no_output: u64,
 }
 
 /// A request of the trace whose blocks have no numbers yet.
@@ -59,9 +65,13 @@ impl Converter {
             left_out.failed += 1;
         } else if request.input_tokens == 0 {
             left_out.no_prompt += 1;
+        } else if request.prompts.is_some() {
+            left_out.several_prompts += 1;
         } else {
             let counted = request.counted_tokens();
             self.inexact.estimated += u64::from(counted.is_none());
+            self.inexact.several_choices += u64::from(request.choices.is_some());
+            self.inexact.no_output += u64::from(request.output_tokens == 0);
             let took = Duration::try_from_secs_f64(request.outcome.e2e_ms / 1e3).unwrap_or_default();
             let took_us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
             self.kept.push(Kept {
@@ -101,10 +111,11 @@ impl Converter {
             });
             // A request that arrived before the previous one ended did not wait for it.
             let delay = before.and_then(|before| kept.arrived_at_us.checked_sub(before));
+            let choices = kept.request.choices.unwrap_or(1).max(1);
             requests.push(TraceRequest {
                 at: Duration::from_micros(kept.arrived_at_us),
                 input_tokens: kept.prompt_tokens,
-                output_tokens: kept.request.output_tokens.max(1),
+                output_tokens: kept.request.output_tokens.div_ceil(choices).max(1),
                 blocks: blocks.into(),
                 session: session_hash.map(|session| format!("{session:x}")),
                 delay: delay.map(Duration::from_micros),

@@ -141,22 +141,26 @@ impl ExportArgs {
 
 impl LeftOut {
     fn text(self) -> String {
-        let Self { filtered, unserved, failed, no_prompt } = self;
+        let Self { filtered, unserved, failed, no_prompt, several_prompts } = self;
         format!(
             "{filtered} by --model, --since or --until, {unserved} that no worker served, {failed} that failed before \
-             their first token, {no_prompt} without a prompt"
+             their first token, {no_prompt} without a prompt, {several_prompts} with several prompts"
         )
     }
 }
 
 impl Inexact {
     fn warnings(self) -> impl Iterator<Item = String> {
-        let Self { estimated } = self;
-        let counts = [(
-            estimated,
-            "prompts have a length that was estimated from their bytes; for exact ones, set \
+        let Self { estimated, several_choices, no_output } = self;
+        let counts = [
+            (
+                estimated,
+                "prompts have a length that was estimated from their bytes; for exact ones, set \
                  `models.NAME.tokenizer`, or let clients ask for usage (`stream_options.include_usage`)",
-        )];
+            ),
+            (several_choices, "requests asked for several choices (`n`); the trace has one choice of each"),
+            (no_output, "answers have no output tokens, as those of embeddings; in the trace they have one"),
+        ];
         counts.into_iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}"))
     }
 }

@@ -247,6 +247,24 @@ fn i10_the_arm_of_a_lane_is_what_its_slots_ran() {
 }
 
 #[test]
+fn i10_several_prompts_and_choices_are_not_one_long_prompt_or_answer() {
+    let choices = LoggedRequest { choices: Some(4), output_tokens: 80, ..request(0, 40, &[1]) };
+    let prompts = LoggedRequest { prompts: Some(2), ..request(1, 400, &[2]) };
+    let embedding = LoggedRequest { output_tokens: 0, ..request(2, 40, &[3]) };
+    let (text, trace) = exported(&[choices, prompts, embedding]);
+    let answers: Vec<u32> = trace.requests.iter().map(|request| request.output_tokens).collect();
+    // I10.16
+    assert_eq!(answers, [20, 1]);
+    for told in [
+        "0 without a prompt, 1 with several prompts;",
+        "\nwarning: 1 requests asked for several choices (`n`); the trace has one choice of each\n",
+        "\nwarning: 1 answers have no output tokens, as those of embeddings; in the trace they have one\n",
+    ] {
+        assert!(text.contains(told), "{text}");
+    }
+}
+
+#[test]
 fn requests_that_say_nothing_of_an_answer_are_left_out_and_counted() {
     let directory = tempfile::tempdir().unwrap();
     let failed = LoggedOutcome { status: 502, code: "bad_upstream".into(), ..LoggedOutcome::default() };
@@ -267,7 +285,7 @@ fn requests_that_say_nothing_of_an_answer_are_left_out_and_counted() {
     let (text, trace) = export(directory.path(), &args).unwrap();
     assert_eq!(trace.requests.len(), 2, "one answered, one whose client left after its first token");
     let expected = "2 by --model, --since or --until, 1 that no worker served, 1 that failed before their first token, \
-                    1 without a prompt";
+                    1 without a prompt, 0 with several prompts";
     assert!(text.contains(expected), "{text}");
     for (flag, value) in [("--since", "yesterday"), ("--until", "5y")] {
         let error = export(directory.path(), &[flag, value]).unwrap_err();

@@ -36,6 +36,9 @@ impl Account {
         // The name of a model that no worker serves comes from the client, and is not written.
         entry.model = if self.model_is_served { self.model.0.clone() } else { OTHER.clone() };
         entry.output_tokens = self.tokens;
+        let origin = self.origin.as_ref();
+        entry.choices = origin.map(|request| request.n).filter(|choices| *choices > 1);
+        entry.prompts = origin.map(|request| request.prompts).filter(|prompts| *prompts > 1);
         entry.decode_override = self.decode_override.take().and_then(|decided| decided.entry);
         entry.receipts = std::mem::take(&mut self.receipts);
         entry.refusals = std::mem::take(&mut self.refusals);

@@ -73,6 +73,8 @@ pub(super) struct LeftOut {
     beside_unknown: u64,
     /// Number of requests that only count as load.
     not_streamed: u64,
+    /// Number of requests with several prompts or choices. They only count as load.
+    several: u64,
 }
 
 /// Everything that ran on the engines.
@@ -177,8 +179,9 @@ impl Load {
             return;
         }
         let (Some(serving), Some(isl)) = (serving, tokens) else { return };
-        let Some(ttft_ms) = request.outcome.ttft_ms else {
-            self.left_out.not_streamed += 1;
+        let several = request.choices.is_some() || request.prompts.is_some();
+        let Some(ttft_ms) = request.outcome.ttft_ms.filter(|_| !several) else {
+            *(if several { &mut self.left_out.several } else { &mut self.left_out.not_streamed }) += 1;
             self.add_load(request, isl, prefill, (serving.0, serving.1), end_us);
             return;
         };
@@ -186,8 +189,8 @@ impl Load {
         self.observe(request, isl, prefill, serving, add_milliseconds(arrived, ttft_ms));
     }
 
-    /// Adds a request of known lengths and without a time to first token. A leg that received KV counts from
-    /// its decision.
+    /// Adds a request of known lengths that is not fitted. A leg that received KV counts from its decision.
+    /// Several prompts count as equally long. All choices of a prompt but the first find it in the cache.
     fn add_load(
         &mut self,
         request: &LoggedRequest,
@@ -196,14 +199,23 @@ impl Load {
         (engine, at_us): (usize, u64),
         end_us: u64,
     ) {
-        let (osl, kv) = (request.output_tokens, prompt_kv(request, isl));
+        let (prompts, choices) = (request.prompts.unwrap_or(1).max(1), request.choices.unwrap_or(1).max(1));
+        let osl = request.output_tokens.div_ceil(prompts.saturating_mul(choices));
+        let kv = match prompt_kv(request, isl) {
+            PromptKv::Cached(tokens) => PromptKv::Cached(tokens / prompts),
+            kv => kv,
+        };
+        let isl = isl.div_ceil(prompts);
         let (ttft_ms, decode_ms, is_measured, is_fitted) = (None, None, false, false);
         let leg = Leg { at_us, end_us, isl, osl, kv, ttft_ms, decode_ms, is_measured, is_fitted };
-        match prefill {
-            None => _ = self.put(engine, leg),
-            Some((prefill, began)) => {
+        for _ in 0..prompts {
+            if let Some((prefill, began)) = prefill {
                 self.put(prefill, Leg { at_us: began, osl: 1, ..leg });
-                self.put(engine, Leg { kv: PromptKv::Received, ..leg });
+            }
+            let kv = if prefill.is_some() { PromptKv::Received } else { kv };
+            self.put(engine, Leg { kv, ..leg });
+            for _ in 1..choices {
+                self.put(engine, Leg { kv: PromptKv::Cached(isl.saturating_sub(1)), ..leg });
             }
         }
     }
@@ -323,7 +335,7 @@ impl LeftOut {
 
     /// Returns why requests are not fitted.
     pub(super) fn reasons(self) -> Vec<String> {
-        let Self { uncounted, unknown_end, beside_unknown, not_streamed, .. } = self;
+        let Self { uncounted, unknown_end, beside_unknown, not_streamed, several, .. } = self;
         let counts = [
             (uncounted, "requests have no counted prompt tokens (no tokenizer), and are not fitted"),
             (unknown_end, "requests failed or have no output tokens, and are not fitted"),
@@ -332,6 +344,7 @@ impl LeftOut {
                 not_streamed,
                 "requests were not streamed: they have no time to first token, and only count as load",
             ),
+            (several, "requests have several prompts or choices, and only count as load"),
         ];
         counts.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}")).collect()
     }

@@ -2,7 +2,9 @@ use std::path::Path;
 
 use pointsman_decision_log::{LOG_NAME, LOG_VERSION};
 
-use self::traffic::{DECODE, LINK, PREFILL, TRAFFIC, Traffic, aggregated, pairs, pairs_and_local};
+use self::traffic::{
+    DECODE, LINK, PREFILL, TRAFFIC, Traffic, aggregated, pairs, pairs_and_local, with_second_sequences,
+};
 use super::*;
 use crate::fleet::StepTimeSpec;
 
@@ -107,6 +109,19 @@ fn requests_that_are_not_streamed_are_load_and_their_counts_do_not_hide_estimate
     let error = calibrate_requests(&requests, KnownCapacity::default().or_assumed(&mut |_, _| {}));
     let error = error.unwrap_err().to_string();
     assert!(error.contains("none of its requests can be used: 450 requests were not streamed"), "{error}");
+}
+
+#[test]
+fn i10_requests_with_several_choices_or_prompts_are_load() {
+    for has_one_prompt in [true, false] {
+        let traffic = Traffic { count: 600, cached: false, ..TRAFFIC };
+        let calibration = fitted(&with_second_sequences(traffic, has_one_prompt));
+        // I10.18
+        assert_near(&values(&calibration, Role::Aggregated), &PREFILL, 0.03);
+        let told = calibration.warnings.join("\n");
+        let warning = "200 requests have several prompts or choices, and only count as load";
+        assert!(told.contains(warning) && !told.contains("unknown size"), "{told}");
+    }
 }
 
 #[test]

@@ -101,6 +101,39 @@ pub(super) fn aggregated(traffic: Traffic, worker: u64) -> Vec<LoggedRequest> {
     arrivals.iter().zip(times).map(one).collect()
 }
 
+/// Returns the log of a gateway in front of one engine, on which every third request has a second sequence,
+/// whose prompt is cached if it is that of the first.
+pub(super) fn with_second_sequences(traffic: Traffic, has_one_prompt: bool) -> Vec<LoggedRequest> {
+    let mut all = Vec::new();
+    for (number, first) in arrivals(traffic, 1).into_iter().enumerate() {
+        let kv = if has_one_prompt { PromptKv::Cached(first.isl - 1) } else { first.kv };
+        all.extend(
+            [(first, false), (Arrival { kv, ..first }, true)]
+                .into_iter()
+                .take(1 + usize::from(number % 3 == 0)),
+        );
+    }
+    let (arrivals, are_second): (Vec<Arrival>, Vec<bool>) = all.into_iter().unzip();
+    let mut requests: Vec<LoggedRequest> = Vec::new();
+    for ((arrival, (ttft, decode)), is_second) in
+        arrivals.iter().zip(served(&arrivals, PREFILL)).zip(are_second)
+    {
+        let logged = logged(arrival, ttft, decode, vec![decision("aggregated", 1, arrival.at_ms)]);
+        let Some(first) = requests.last_mut().filter(|_| is_second) else {
+            requests.push(logged);
+            continue;
+        };
+        first.output_tokens *= 2;
+        first.outcome.e2e_ms = first.outcome.e2e_ms.max(logged.outcome.e2e_ms);
+        if has_one_prompt {
+            first.choices = Some(2);
+        } else {
+            (first.prompts, first.input_tokens) = (Some(2), 2 * first.input_tokens);
+        }
+    }
+    requests
+}
+
 /// Returns the log of a gateway in front of a pair. `timed`: whether the decode decision follows the prefill.
 pub(super) fn pairs(traffic: Traffic, timed: bool) -> Vec<LoggedRequest> {
     pairs_and_local(traffic, timed, |_| false, DECODE)
