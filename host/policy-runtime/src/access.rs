@@ -6,7 +6,10 @@ use std::sync::Arc;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{slot_log::SlotLog, state::State};
+use crate::{
+    slot_log::SlotLog,
+    state::{State, shadow::ShadowState},
+};
 
 /// An interface that the operator permits policies to import.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize, Serialize, JsonSchema)]
@@ -37,6 +40,7 @@ impl Grant {
 pub struct Access {
     grants: Arc<[Grant]>,
     state: Arc<State>,
+    shadow: Arc<ShadowState>,
     log: Arc<SlotLog>,
 }
 
@@ -49,7 +53,7 @@ impl Access {
     /// Makes access with an empty state of its own.
     #[must_use]
     pub fn new(grants: &[Grant]) -> Self {
-        Self { grants: grants.into(), state: Arc::default(), log: Arc::default() }
+        Self { grants: grants.into(), state: Arc::default(), shadow: Arc::default(), log: Arc::default() }
     }
 
     /// Returns whether the slot grants this.
@@ -67,7 +71,7 @@ impl Access {
     /// Returns access with the same grants and an empty state.
     #[must_use]
     pub(crate) fn with_empty_state(&self) -> Self {
-        Self { state: Arc::default(), ..self.clone() }
+        Self { state: Arc::default(), shadow: Arc::default(), ..self.clone() }
     }
 
     pub(crate) fn granted(&self) -> &Arc<[Grant]> {
@@ -78,6 +82,11 @@ impl Access {
     #[must_use]
     pub fn state(&self) -> &Arc<State> {
         &self.state
+    }
+
+    /// Returns the state that the slot's shadow has of its own.
+    pub(crate) fn shadow(&self) -> &Arc<ShadowState> {
+        &self.shadow
     }
 
     pub(crate) fn log(&self) -> &Arc<SlotLog> {

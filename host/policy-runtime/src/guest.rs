@@ -3,7 +3,7 @@
 
 use std::{mem, sync::Arc, time::Duration};
 
-use pointsman_routing::{Call, DecisionContext, StateAccesses};
+use pointsman_routing::{Call, DecisionContext, Purpose, StateAccesses};
 use wasmtime::{
     ResourceLimiter, UpdateDeadline,
     component::{HasSelf, Linker, ResourceTable},
@@ -17,7 +17,7 @@ use crate::{
         CORE_INSTANCES_PER_POLICY, MEMORIES_PER_POLICY, TABLE_ELEMENTS_PER_POLICY, TABLES_PER_POLICY,
     },
     meter::Counted,
-    state::{State, scratch::Scratch},
+    state::{State, scratch::Scratch, shadow::ShadowState},
     ticker::TICK,
 };
 
@@ -49,6 +49,9 @@ pub(crate) struct Guest {
     call: Arc<CurrentCall>,
     log: GuestLog,
     state: Arc<State>,
+    shadow: Arc<ShadowState>,
+    /// The shadow's state, while a shadow is called.
+    shadow_state: Option<Arc<State>>,
     /// Receives writes that must not last.
     scratch: Option<Scratch>,
     /// The present call's accesses to the state, when its decision is recorded.
@@ -89,6 +92,8 @@ impl Guest {
             call,
             log,
             state: access.state().clone(),
+            shadow: access.shadow().clone(),
+            shadow_state: None,
             scratch: Some(Scratch::alone()),
             accesses: None,
             probing: true,
@@ -112,10 +117,15 @@ impl Guest {
         self.call.begin(context, call);
         // The buffer moves here for the call and back in `end`: a store cannot borrow it.
         self.accesses = context.state_accesses().map(mem::take);
-        self.scratch = match (self.probing, context.is_preview()) {
+        let is_shadow = !self.probing && context.purpose() == Purpose::Shadow;
+        let generation = context.generation().filter(|_| is_shadow);
+        self.shadow_state = generation.and_then(|generation| self.shadow.of(generation));
+        self.scratch = match (self.probing, context.purpose()) {
             (true, _) => Some(Scratch::alone()),
-            (false, true) => Some(Scratch::over()),
-            (false, false) => None,
+            (false, Purpose::Preview) => Some(Scratch::over()),
+            // A late call of a shadow that has ended.
+            (false, Purpose::Shadow) if self.shadow_state.is_none() => Some(Scratch::alone()),
+            (false, Purpose::Route | Purpose::Shadow) => None,
         };
     }
 
@@ -129,6 +139,12 @@ impl Guest {
         if let (Some(noted), Some(accesses)) = (self.accesses.take(), context.state_accesses()) {
             *accesses = noted;
         }
+        self.shadow_state = None;
+    }
+
+    /// Returns the state in which writes last: the slot's, or that of the shadow that is called.
+    fn state(&self) -> &State {
+        self.shadow_state.as_ref().unwrap_or(&self.state)
     }
 
     /// Returns the record of the call's accesses to the state; `None`: its decision is not recorded.

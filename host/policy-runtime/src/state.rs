@@ -16,6 +16,7 @@ use std::{
 use parking_lot::Mutex;
 
 pub(crate) mod scratch;
+pub(crate) mod shadow;
 mod shared;
 
 use shared::{Origin, Sharing};

@@ -10,6 +10,9 @@ pub enum Purpose {
     Route,
     /// The choice is only reported: no booking, no cursor, no state and no counter changes.
     Preview,
+    /// A shadow's answer is compared and dropped: no booking and no cursor changes. Its policies write to the
+    /// state that the shadow has of its own.
+    Shadow,
 }
 
 /// Context of a decision for its callees, and the place where they note accesses to the slot's state.
@@ -49,10 +52,10 @@ impl<'a> DecisionContext<'a> {
         self
     }
 
-    /// Returns whether state that outlives the decision must stay as it is.
+    /// Returns whether the decision takes effect.
     #[must_use]
-    pub fn is_preview(&self) -> bool {
-        self.purpose == Purpose::Preview
+    pub fn purpose(&self) -> Purpose {
+        self.purpose
     }
 
     /// The generation that is called, when a slot calls.

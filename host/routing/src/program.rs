@@ -6,7 +6,7 @@ use std::{sync::Arc, time::Duration};
 use crate::{
     answer_checks,
     buffers::ProgramBuffers,
-    context::DecisionContext,
+    context::{DecisionContext, Purpose},
     cost::cost,
     decision_facts::DecisionFacts,
     native::{self, Cursors},
@@ -93,7 +93,7 @@ impl Run<'_, '_> {
         let query = facts.query;
         let requests = |row: u32| facts.terms(row).active_requests;
         let position = match mode {
-            NativeMode::RoundRobin if self.context.is_preview() => {
+            NativeMode::RoundRobin if self.context.purpose() != Purpose::Route => {
                 self.cursors.peek(query.model, query.leg, rows.len())
             }
             NativeMode::RoundRobin => self.cursors.next(query.model, query.leg, rows.len()),

@@ -4,7 +4,7 @@
 use pointsman_embedded_policies::LEAST_LOADED;
 use pointsman_gateway::config::Config;
 use pointsman_sim::{Dialect, Role};
-use pointsman_test_guests::{HOSTILE, LOW_QUEUE, WEIGHTED_RANDOM};
+use pointsman_test_guests::{HOSTILE, LOW_QUEUE, TENANT_LIMIT, WEIGHTED_RANDOM};
 use pointsman_tests::{Reply, TestCluster, TestClusterBuilder};
 use serde_json::{Value, json};
 
@@ -232,6 +232,54 @@ async fn a_shadow_is_counted_and_never_serves() {
     ] {
         assert!(metrics.contains(line), "{line}\n{metrics}");
     }
+    cluster.at_rest().await.unwrap();
+}
+
+/// Three requests, in a window that outlasts the test.
+const LIMITED_SHADOW: &str = r#"
+[policies.slots.aggregated]
+builtin = "least-loaded"
+grants = ["log", "state"]
+shadow = { settings = { requests = 3, window-ms = 86400000, anonymous = true } }
+"#;
+
+#[tokio::test]
+async fn t7_a_shadow_remembers_in_a_state_of_its_own() {
+    let builder = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated);
+    let builder = builder.config(|config| *config = with_slots(config, LIMITED_SHADOW));
+    let cluster = builder.start().await.unwrap();
+    let body = json!({"model": "tiny", "max_tokens": 2, "messages": [{"role": "user", "content": "hello"}]});
+    let preview = async || cluster.client.post("/v1/route", &[], body.to_string()).await.unwrap();
+    let compared = async |requests: u32| {
+        for _ in 0..requests {
+            ask(&cluster).await;
+            // T7.4
+            assert_eq!(preview().await.status, 200);
+        }
+        let shadow = slot(&cluster).await["shadow"].clone();
+        ["agree", "disagree", "failed"].map(|key| shadow[key].as_u64().unwrap())
+    };
+    let entries = async || slot(&cluster).await["memory"]["entries"].clone();
+    cluster.drop_policy("aggregated.shadow.wasm", TENANT_LIMIT).unwrap();
+    post(&cluster, "/policies/reload").await;
+    // T7.1
+    assert_eq!(compared(5).await, [3, 2, 0], "it refuses the requests above its limit");
+    post(&cluster, "/policies/reload").await;
+    assert_eq!(compared(1).await, [3, 3, 0], "nothing changed");
+    cluster.drop_policy("aggregated.shadow.wasm", &[TENANT_LIMIT, &[0, 1, 0]].concat()).unwrap();
+    post(&cluster, "/policies/reload").await;
+    // T7.2
+    assert_eq!(compared(4).await, [3, 1, 0], "another file begins anew");
+    // T7.1
+    assert_eq!(entries().await, json!(0), "the state of the lanes that serve is as it was");
+    assert_eq!(post(&cluster, "/policies/aggregated/promote?from=shadow").await.status, 200);
+    for _ in 0..3 {
+        // T7.3
+        assert!(ask(&cluster).await.contains("tenant-limit"), "it serves, and counts from 0");
+    }
+    assert_eq!(preview().await.status, 429);
+    assert_eq!(cluster.client.post(CHAT, &[], body.to_string()).await.unwrap().status, 429);
+    assert_eq!(entries().await, json!(1));
     cluster.at_rest().await.unwrap();
 }
 

@@ -1,5 +1,5 @@
-//! The host functions of the interface `state`: the slot's state, or the call's scratch where no write may
-//! last.
+//! The host functions of the interface `state`: the slot's state, that of its shadow, or the call's scratch where
+//! no write may last.
 
 use super::Guest;
 use crate::{bindings::memory::pointsman::policy::state, state::StateError};
@@ -9,7 +9,7 @@ impl state::Host for Guest {
         let now = self.now_ms();
         let value = match &self.scratch {
             Some(scratch) => scratch.get(&self.state, &key, now),
-            None => self.state.get(&key, now),
+            None => self.state().get(&key, now),
         };
         if let Some(accesses) = self.noted_accesses() {
             accesses.note_read(&key, value.as_deref());
@@ -24,7 +24,7 @@ impl state::Host for Guest {
         }
         let outcome = match &mut self.scratch {
             Some(scratch) => scratch.set(&self.state, &key, &value, ttl_ms, now),
-            None => self.state.set(&key, &value, ttl_ms, now),
+            None => self.state().set(&key, &value, ttl_ms, now),
         };
         outcome.map_err(to_wit)
     }
@@ -35,7 +35,7 @@ impl state::Host for Guest {
         }
         match &mut self.scratch {
             Some(scratch) => scratch.delete(&key),
-            None => self.state.delete(&key),
+            None => self.state().delete(&key),
         }
     }
 
@@ -43,7 +43,7 @@ impl state::Host for Guest {
         let now = self.now_ms();
         let outcome = match &mut self.scratch {
             Some(scratch) => scratch.increment(&self.state, &key, delta, ttl_ms, now),
-            None => self.state.increment(&key, delta, ttl_ms, now),
+            None => self.state().increment(&key, delta, ttl_ms, now),
         };
         if let (Ok(sum), Some(accesses)) = (&outcome, self.noted_accesses()) {
             // The value before follows from the sum. A missing key counts as 0, which gives the same sum.

@@ -293,7 +293,7 @@ impl ManagedSlot {
         if !was || mode == Lane::Active {
             return None;
         }
-        self.slot.withdraw(mode);
+        self.withdraw(mode);
         Some(self.change(mode, "removed", "file_gone"))
     }
 

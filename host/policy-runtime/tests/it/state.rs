@@ -8,7 +8,7 @@ use std::sync::Arc;
 use pointsman_policy_runtime::{
     Access, Capacity, Grant, Limits, LoadedPolicy, PolicyEngine, Refusal, compile, inspect,
 };
-use pointsman_routing::{Call, Decision, DecisionContext, Origin, Policy, Purpose};
+use pointsman_routing::{Call, Decision, DecisionContext, Generation, Origin, Policy, Purpose};
 use pointsman_test_guests::{CHATTY, TENANT_LIMIT};
 use pointsman_workers::Leg;
 
@@ -33,7 +33,11 @@ fn let_in(policy: &LoadedPolicy, now_us: u64) -> bool {
 }
 
 fn let_in_for(purpose: Purpose, policy: &LoadedPolicy, now_us: u64) -> bool {
-    match policy.select(&mut DecisionContext::new(purpose), &call(now_us), &[7, 0, 0]).unwrap() {
+    let_in_by(&mut DecisionContext::new(purpose), policy, now_us)
+}
+
+fn let_in_by(context: &mut DecisionContext<'_>, policy: &LoadedPolicy, now_us: u64) -> bool {
+    match policy.select(context, &call(now_us), &[7, 0, 0]).unwrap() {
         Decision::Choose { .. } => true,
         Decision::Shed(reason) => {
             assert_eq!(reason.status, 429);
@@ -97,4 +101,24 @@ fn f2_a_preview_sees_what_is_there_and_changes_nothing() {
     assert!(let_in(&policy, 2_000_000), "the third");
     assert!(!let_in(&policy, 2_000_000), "the fourth");
     assert!(!previewed(2_000_000), "a preview of what would be refused");
+}
+
+#[test]
+fn t7_each_generation_of_a_shadow_has_a_state_of_its_own() {
+    let access = Access::new(&GRANTED);
+    let policy = load(&engine(), &access);
+    let shadowed = |generation| {
+        let mut context = DecisionContext::new(Purpose::Shadow).with_generation(Generation(generation));
+        let_in_by(&mut context, &policy, 2_000_000)
+    };
+    // T7.1
+    assert_eq!([2; 4].map(shadowed), [true, true, true, false]);
+    assert_eq!(access.state().usage(), (0, 0), "the slot's state is as it was");
+    assert!(let_in_for(Purpose::Preview, &policy, 2_000_000), "a preview sees the slot's");
+    assert!((0..3).all(|_| let_in(&policy, 2_000_000)) && !let_in(&policy, 2_000_000));
+    // T7.2
+    assert_eq!([3; 4].map(shadowed), [true, true, true, false]);
+    assert_eq!([2; 5].map(shadowed), [true; 5], "late calls of a shadow that was replaced leave nothing");
+    assert!(!shadowed(3));
+    assert_eq!(access.state().usage().0, 1);
 }

@@ -200,12 +200,12 @@ fn run_program(
         let refusal = Some((DecidedBy::Native(NativeMode::Direct), "no_pin"));
         return Err(NotChosen { error: RouteError::NoPin(query.leg), refusal });
     }
-    if native.is_none() && !may_call(generation, run.context.is_preview()) {
+    if native.is_none() && !may_call(generation, run.context.purpose()) {
         return fall_back(on_failure, "breaker_open", String::new());
     }
     let started = Instant::now();
     let verdict = run.run(&generation.program, rows);
-    if native.is_none() && !run.context.is_preview() {
+    if native.is_none() && run.context.purpose() != Purpose::Preview {
         verdict.count(generation, started.elapsed());
     }
     match verdict {
@@ -233,8 +233,11 @@ fn run_program(
 
 /// Returns whether the breaker lets a call through. A preview changes no state (F2): it does not take the one
 /// trial after a pause.
-pub(super) fn may_call(generation: &GenerationHandle, is_preview: bool) -> bool {
-    if is_preview { !generation.breaker.is_paused() } else { generation.breaker.try_call() }
+pub(super) fn may_call(generation: &GenerationHandle, purpose: Purpose) -> bool {
+    match purpose {
+        Purpose::Preview => !generation.breaker.is_paused(),
+        Purpose::Route | Purpose::Shadow => generation.breaker.try_call(),
+    }
 }
 
 /// Applies the configured reaction to a policy's failure.

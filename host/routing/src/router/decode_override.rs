@@ -117,9 +117,8 @@ impl Router {
         let Program::DecodeOverride(policy) = &shadow.program else { return None };
         let answer = BufferPool::with_buffers(|buffers| {
             buffers.program.begin(&shadow.summary, &[]);
-            // The call counts, its effects on the slot's state do not.
-            counted(shadow, Purpose::Route, || {
-                self.ask_for_plan(query, Purpose::Preview, shadow, policy, buffers)
+            counted(shadow, Purpose::Shadow, || {
+                self.ask_for_plan(query, Purpose::Shadow, shadow, policy, buffers)
             })
         });
         let verdict = match &answer {
@@ -245,12 +244,12 @@ fn counted<T>(
     purpose: Purpose,
     call: impl FnOnce() -> Result<T, Failure>,
 ) -> Result<T, Unanswered> {
-    if !may_call(generation, purpose == Purpose::Preview) {
+    if !may_call(generation, purpose) {
         return Err(Unanswered { reason: "breaker_open", detail: String::new() });
     }
     let started = Instant::now();
     let outcome = call();
-    if purpose == Purpose::Route {
+    if purpose != Purpose::Preview {
         generation.note(&outcome, started.elapsed());
     }
     outcome.map_err(|failure| Unanswered { reason: failure.kind(), detail: failure.to_string() })

@@ -32,8 +32,7 @@ pub(super) fn compare(
         buffers.rows.clear();
         buffers.rows.extend_from_slice(rows);
         buffers.program.begin(&shadow.summary, rows);
-        // A preview moves no round-robin cursor and leaves the slot's state as it is.
-        let mut context = DecisionContext::new(Purpose::Preview)
+        let mut context = DecisionContext::new(Purpose::Shadow)
             .with_generation(shadow.generation)
             .with_request_id(facts.query.request_id);
         let mut run = Run { facts, cursors, context: &mut context, buffers: &mut buffers.program };

@@ -39,7 +39,7 @@ impl ManagedSlot {
             builder.trust.check_pin(&self.active.file, digest).map_err(CommandError::Refused)?;
         }
         self.slot.install(trial.handle.program.clone());
-        self.slot.withdraw(mode);
+        self.withdraw(mode);
         self.previous = self.active.content;
         self.active.held = Some(self.active.wanted);
         self.active.set_content(Content { source: Source::Promoted, ..content });

@@ -157,11 +157,20 @@ impl ManagedSlot {
             self.state = SlotState::RolledBack;
             self.removed = false;
         } else {
-            self.slot.withdraw(mode);
+            self.withdraw(mode);
             self.lane(mode).clear();
         }
         self.remember_rolled_back(from, content, policy, file.clone());
         Some(Quarantined { content, lane: from, file, filters_off })
+    }
+
+    /// Ends a trial. The state that a shadow has of its own ends with it.
+    pub(super) fn withdraw(&self, mode: Lane) {
+        let shadow = self.running(mode).filter(|_| mode == Lane::Shadow);
+        self.slot.withdraw(mode);
+        if let Some(shadow) = shadow {
+            self.access.shadow().end(shadow.generation);
+        }
     }
 
     /// Returns the lane and the file that the content of a lane came from.
