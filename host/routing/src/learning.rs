@@ -162,7 +162,8 @@ fn deliver_batches(
 }
 
 /// Delivers a lane's outcomes to its present generation, or to the active one when the lane is empty: what a
-/// policy learns is about workers and belongs to the slot.
+/// policy learns is about workers and belongs to the slot. The slot's shadow gets them as well, as outcomes
+/// of decisions that it did not make.
 fn deliver(
     slot: &Slot,
     lane: Lane,
@@ -172,8 +173,24 @@ fn deliver(
 ) {
     let snapshot = slot.snapshot();
     let canary = snapshot.canary.as_ref().filter(|_| lane == Lane::Canary);
-    let generation: &GenerationHandle = canary.map_or(&snapshot.active, |canary| &canary.handle);
-    let mut context = DecisionContext::new(Purpose::Route).with_generation(generation.generation);
+    let generation = canary.map_or(&snapshot.active, |canary| &canary.handle);
+    observe(generation, Purpose::Route, outcomes, counts, moment);
+    if let Some(shadow) = snapshot.shadow.as_ref().filter(|shadow| shadow.handle.learns) {
+        let of_others = |outcome: &ObservedOutcome| ObservedOutcome { by_policy: false, ..*outcome };
+        let outcomes: Vec<ObservedOutcome> = outcomes.iter().map(of_others).collect();
+        observe(&shadow.handle, Purpose::Shadow, &outcomes, counts, moment);
+    }
+}
+
+/// Lets each policy of a generation that learns observe outcomes.
+fn observe(
+    generation: &GenerationHandle,
+    purpose: Purpose,
+    outcomes: &[ObservedOutcome],
+    counts: &Counts,
+    moment: &mut dyn FnMut() -> Moment,
+) {
+    let mut context = DecisionContext::new(purpose).with_generation(generation.generation);
     for policy in generation.program.policies().filter(|policy| policy.info().learns) {
         for batch in outcomes.chunks(MAX_BATCH) {
             let count = if generation.observing.try_call() {

@@ -101,7 +101,7 @@ pub struct Receipt {
     pub digest: Option<Digest>,
     /// Policy, hint, session or fallback that decided.
     pub decider: Decider,
-    /// Whether a policy of the generation observes the outcome.
+    /// Whether a policy of the generation, or of the slot's shadow, observes the outcome.
     #[serde(skip)]
     pub learns: bool,
     /// Whether the stream left the worker, because that drains or the stream paused.

@@ -250,6 +250,35 @@ async fn a_decode_override_learns_which_leg_answered() {
 }
 
 #[tokio::test]
+async fn t7_a_shadow_learns_from_requests_that_the_active_lane_served() {
+    let entry = "builtin = \"conditional-disagg\"\ngrants = [\"log\", \"state\"]";
+    let cluster = slot(TestClusterBuilder::new(), SlotKind::DecodeOverride, entry)
+        .sim(Dialect::Vllm, Role::Prefill)
+        .sim(Dialect::Vllm, Role::Decode)
+        .start()
+        .await
+        .unwrap();
+    let policy = scripted(ROGUE_LEARNING_PLANNER, "learn-local 0");
+    cluster.drop_policy("decode-override.shadow.wasm", &policy).unwrap();
+    let compared = |cluster: &TestCluster| {
+        let status = cluster.gateway.state().policies.status();
+        let slot = status.slots.iter().find(|slot| slot.slot == SlotKind::DecodeOverride).unwrap();
+        slot.shadow.as_ref().map(|shadow| (shadow.agree, shadow.disagree))
+    };
+    cluster.until("the shadow runs", move |cluster| compared(cluster).is_some()).await.unwrap();
+    let mut asked = 0;
+    while compared(&cluster).unwrap().1 < 3 {
+        assert!(ask(&cluster).await.contains("decode=2/0"), "the active lane serves");
+        asked += 1;
+        assert!(asked < 200, "it never learnt: {:?}", compared(&cluster));
+        tokio::time::sleep(Duration::from_millis(40)).await;
+    }
+    // T7.5
+    assert!(compared(&cluster).unwrap().0 >= 3, "it plans as the active lane does until three outcomes came");
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
 async fn a_learner_that_traps_loops_or_hoards_touches_no_request_and_decides_on() {
     for (script, kind) in
         [("observe-trap 1", "trap"), ("observe-loop 1", "timeout"), ("observe-hoard 1", "memory")]

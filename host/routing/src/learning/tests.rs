@@ -159,3 +159,40 @@ fn outcomes_go_to_the_lane_s_generation_or_else_to_the_active_one() {
     until("the active one has it", || *active.lock() == [[3]]);
     assert!(fixture.given.lock().is_empty(), "a policy that does not learn gets no outcomes");
 }
+
+/// Notes whose decisions it observes, and in which context.
+#[derive(Debug)]
+struct Observer(PolicyInfo, Arc<Mutex<Vec<(bool, Purpose)>>>);
+
+impl Policy for Observer {
+    fn info(&self) -> &PolicyInfo {
+        &self.0
+    }
+
+    fn observe(
+        &self,
+        context: &mut DecisionContext<'_>,
+        _: Moment,
+        outcomes: &[ObservedOutcome],
+    ) -> Result<(), Failure> {
+        self.1.lock().extend(outcomes.iter().map(|outcome| (outcome.by_policy, context.purpose())));
+        Ok(())
+    }
+}
+
+#[test]
+fn t7_a_shadow_gets_the_outcomes_of_the_lanes_that_serve_as_those_of_others() {
+    let fixture = fixture(None, true);
+    let slot = fixture.slots.get(&ModelName::new("m"), SlotKind::Prefill).clone();
+    let observed = Arc::new(Mutex::new(Vec::new()));
+    let info = slot.pin().program.ranker().unwrap().clone();
+    let selector = Arc::new(Observer(info, observed.clone()));
+    slot.try_out(Lane::Shadow, Program::Selector { filters: vec![], selector }, 0.5);
+    let mut learning = BatchedLearning::new(fixture.slots.clone());
+    learning.submit(asked(Lane::Active), outcome(1));
+    learning.submit(asked(Lane::Canary), outcome(2));
+    learning.deliver(|| Moment { now_us: 0, seed: 0 });
+    // T7.5
+    assert_eq!(*observed.lock(), [(false, Purpose::Shadow); 2]);
+    assert_eq!(*fixture.given.lock(), [[1], [2]]);
+}

@@ -40,6 +40,8 @@ pub(super) struct Chosen {
     costs: Vec<(WorkerId, DpRank, f32)>,
     shadow: Option<ShadowResult>,
     shadow_program: Option<Arc<ProgramSummary>>,
+    /// Whether a policy of the slot observes the outcome.
+    learns: bool,
 }
 
 /// Why no candidate was chosen.
@@ -166,6 +168,7 @@ impl Router {
             pool.get(row as usize).cloned().ok_or_else(|| none_left(query, "no candidate is left"))?;
         let costs = if query.explain { ranked(pool, rows, &program.costs) } else { Vec::new() };
         let cached = inputs.cached(row);
+        let learns = slot.learns(generation);
         let generation = generation.clone();
         Ok(Chosen {
             candidate,
@@ -180,6 +183,7 @@ impl Router {
             costs,
             shadow,
             shadow_program,
+            learns,
         })
     }
 }
@@ -298,7 +302,7 @@ impl Chosen {
             policy: info.map(|info| info.name.clone()),
             digest: info.map(|info| info.digest),
             decider: self.decider,
-            learns: self.generation.learns,
+            learns: self.learns,
             moved: false,
             served_until_move: false,
             run: None,

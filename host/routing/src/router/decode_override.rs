@@ -34,7 +34,7 @@ pub struct OverrideDecision {
     pub policy: Option<(Arc<str>, Digest)>,
     /// Whether the shadow's plan is the one in force; `None` if it was not asked, or failed.
     pub shadow_agrees: Option<bool>,
-    /// Whether the generation observes outcomes.
+    /// Whether the generation, or the slot's shadow, observes outcomes.
     pub learns: bool,
     /// Why the policy's answer was not used, when it was not.
     pub fallback: Option<&'static str>,
@@ -69,7 +69,7 @@ impl Router {
             lane: generation.lane,
             policy: generation.program.ranker().map(|info| (info.name.clone(), info.digest)),
             shadow_agrees: None,
-            learns: generation.learns,
+            learns: slot.learns(generation),
             fallback: None,
             decode: None,
             id: None,

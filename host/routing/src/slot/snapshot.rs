@@ -47,6 +47,12 @@ impl SlotSnapshot {
         }
     }
 
+    /// Returns whether a policy observes the outcome of a decision of this generation: one of its own, or one
+    /// of the shadow.
+    pub(crate) fn learns(&self, generation: &GenerationHandle) -> bool {
+        generation.learns || self.shadow.as_ref().is_some_and(|shadow| shadow.handle.learns)
+    }
+
     /// Returns the shadow, when this request is in its share.
     #[must_use]
     pub fn shadowing(&self, request: &RoutingRequest) -> Option<&Arc<GenerationHandle>> {
