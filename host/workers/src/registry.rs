@@ -7,7 +7,10 @@ use std::{
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
-use tokio::{sync::watch, time::Instant};
+use tokio::{
+    sync::{Semaphore, watch},
+    time::Instant,
+};
 
 mod activation;
 mod followed;
@@ -22,7 +25,7 @@ pub(crate) use followed::Followed;
 use learned::Learned;
 pub use name_conflicts::NameConflict;
 use name_conflicts::{NameConflicts, warn_of_new};
-use reread::Reread;
+use reread::{MAX_WAITING, Reread};
 use shared_addresses::SharedAddresses;
 
 use crate::{
@@ -88,6 +91,8 @@ pub struct Registry {
     columns: Columns,
     learned: Learned,
     reread: Mutex<Option<Reread>>,
+    /// Places of the requests that wait for the next reading.
+    waiting: Semaphore,
     warm_ups: WarmUps,
 }
 
@@ -124,6 +129,7 @@ impl Default for Registry {
             columns: Columns::default(),
             learned: Learned::default(),
             reread: Mutex::default(),
+            waiting: Semaphore::new(MAX_WAITING),
             warm_ups: WarmUps::new(),
         }
     }

@@ -11,7 +11,10 @@ use crate::{
         request_error::RequestError,
         sampling,
     },
-    orchestrate::availability::{Lack, lack},
+    orchestrate::{
+        availability::{Lack, lack},
+        is_unknown,
+    },
     state::State,
 };
 
@@ -45,7 +48,8 @@ pub(super) async fn look_again(state: &State, model: &ModelName, endpoint: Endpo
         let adapter = if snapshot.serves(model) { None } else { snapshot.adapter_named(model) };
         lack(adapter.unwrap_or(model), endpoint, snapshot, &state.settings)
     };
-    match lacks(&state.registry.snapshot()) {
+    let snapshot = state.registry.snapshot();
+    match lacks(&snapshot) {
         None => return false,
         Some(Lack::Pair) => {
             state.registry.reread_models_later();
@@ -53,8 +57,14 @@ pub(super) async fn look_again(state: &State, model: &ModelName, endpoint: Endpo
         }
         Some(Lack::Workers) => {}
     }
+    let is_refused = snapshot.adapter_named(model).is_none() && is_unknown(state, model, &snapshot);
+    drop(snapshot);
+    let is_found = |snapshot: &Snapshot| lacks(snapshot) != Some(Lack::Workers);
     // Boxed, because few requests wait here.
-    Box::pin(state.registry.reread_models(|snapshot| lacks(snapshot) != Some(Lack::Workers))).await;
+    match is_refused {
+        true => Box::pin(state.registry.reread_models_anew(is_found)).await,
+        false => Box::pin(state.registry.reread_models(is_found)).await,
+    }
     true
 }
 
