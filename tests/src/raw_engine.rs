@@ -15,6 +15,7 @@ use parking_lot::Mutex;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
+    sync::Notify,
     task::{AbortHandle, JoinSet},
 };
 
@@ -27,6 +28,8 @@ pub enum Act {
     Repeat(Vec<u8>),
     /// Waits.
     Pause(Duration),
+    /// Waits for a notification.
+    Wait(Arc<Notify>),
     /// Does nothing more, and keeps the connection open until its other end closes it.
     Hang,
     /// Closes the connection.
@@ -206,6 +209,7 @@ async fn serve(mut stream: TcpStream, engine: Arc<Shared>) {
                 Act::Send(bytes) => drop(stream.write_all(&bytes).await),
                 Act::Repeat(bytes) => while stream.write_all(&bytes).await.is_ok() {},
                 Act::Pause(pause) => tokio::time::sleep(pause).await,
+                Act::Wait(notified) => notified.notified().await,
                 Act::Hang => return until_closed(&mut stream).await,
                 Act::Close => return,
                 Act::Keep(value) => kept.push(value),

@@ -1,14 +1,17 @@
 //! What engines write for each other, and no client gets: fields of the handoff in answers and events, and
 //! addresses and rooms in error texts. What the model or the client wrote stays (A5).
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use pointsman_tests::{
-    Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
+    Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder, own_process,
     raw_engine::{chunk, json as json_answer, status, stream_head},
 };
 use pointsman_workers::WorkerSpec;
 use serde_json::{Value, json};
+use tokio::sync::Notify;
+
+use crate::log_lines::log;
 
 const CHAT: &str = "/v1/chat/completions";
 const MODELS: &str = r#"{"object":"list","data":[{"id":"tiny","object":"model"}]}"#;
@@ -267,4 +270,48 @@ async fn a5_a_prefill_answer_that_cannot_be_read_is_not_quoted() {
         assert!(text.contains("the prefill answer is not valid"), "{text}");
         cluster.at_rest().await.unwrap();
     }
+}
+
+#[tokio::test]
+async fn a5_an_error_after_the_gateways_own_abort_is_not_logged() {
+    if !own_process(concat!(module_path!(), "::a5_an_error_after_the_gateways_own_abort_is_not_logged")) {
+        return;
+    }
+    let log = log();
+    let aborted = Arc::new(Notify::new());
+    let error = status(
+        "500 Internal Server Error",
+        r#"{"error":{"message":"KVTransferError(bootstrap_room=7): Aborted by AbortReq."}}"#,
+    );
+    let engine = RawEngine::serving(move |request| {
+        if request.line.ends_with("/abort_request") {
+            aborted.notify_one();
+            return vec![Act::Pause(Duration::from_millis(50)), Act::Send(json_answer("{}"))];
+        }
+        let wait = request.body.contains("leaves").then(|| Act::Wait(aborted.clone()));
+        wait.into_iter().chain([Act::Send(error.clone())]).collect()
+    });
+    let engine = engine.await.unwrap();
+    let flag = format!("role=aggregated,engine=sglang,model=tiny,url=http://{}", engine.address);
+    let builder = TestClusterBuilder::new()
+        .config(|config| config.workers = vec![WorkerSpec::parse_flag(&flag).unwrap()]);
+    let cluster = builder.start().await.unwrap();
+    let ask = |id: &'static str| {
+        let body = json!({ "model": "tiny", "messages": [{ "role": "user", "content": id }] });
+        let client = &cluster.client;
+        async move { client.post(CHAT, &[("x-request-id", id)], body.to_string()).await.unwrap() }
+    };
+    let has_it = |_: &TestCluster| engine.requests().iter().any(|request| request.body.contains("leaves"));
+    tokio::select! {
+        reply = ask("leaves") => panic!("it was answered: {reply:?}"),
+        () = async { cluster.until("the engine has it", has_it).await.unwrap() } => {}
+    }
+    // The client leaves.
+    cluster.at_rest().await.unwrap();
+    assert_eq!(ask("stays").await.status, 502);
+    let text = String::from_utf8_lossy(&log.0.lock()).into_owned();
+    let lines: Vec<&str> = text.lines().filter(|line| line.contains("names workers")).collect();
+    // A5.20
+    assert!(lines.len() == 1 && lines[0].contains("suppressed=0"), "{lines:?}");
+    assert!(lines[0].contains(r#"request="stays""#) && lines[0].contains("bootstrap_room=7"), "{lines:?}");
 }

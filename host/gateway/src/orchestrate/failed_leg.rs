@@ -162,14 +162,16 @@ impl Drive {
             }
             other => other,
         };
-        ApiError::of_call(error, &self.facts())
+        let is_cancelled = self.runs[leg].aborted || self.gone.is_cancelled();
+        ApiError::of_call(error, &RequestFacts { is_cancelled, ..self.facts() })
     }
 
     /// Facts by which an engine's text for the client is read.
     pub(super) fn facts(&self) -> RequestFacts<'_> {
         let legs = [self.candidate(Leg::Prefill), self.candidate(self.answering())];
         let hosts = legs.into_iter().flatten().map(|leg| leg.worker.spec().host()).collect();
-        RequestFacts { id: &self.account.request_id, body: self.request.bytes(), rooms: &self.rooms, hosts }
+        let (id, body) = (&self.account.request_id, self.request.bytes());
+        RequestFacts { id, body, rooms: &self.rooms, hosts, is_cancelled: false }
     }
 }
 

@@ -130,11 +130,13 @@ impl From<CallError> for ApiError {
 
 impl ApiError {
     /// Converts the failed call of a request, without what its client must not see of the engine's text (A5).
-    /// The log gets that.
+    /// The log gets that, unless the failure follows from the gateway's own abort.
     pub(crate) fn of_call(error: CallError, facts: &RequestFacts<'_>) -> Self {
         static LINES: LogLimit = LogLimit::new(Duration::from_secs(1));
         let Some(masked) = masked_error(&error, facts) else { return Self::of_text(error) };
-        if let Some(suppressed) = LINES.due() {
+        if !facts.is_cancelled
+            && let Some(suppressed) = LINES.due()
+        {
             let request = facts.id;
             tracing::warn!(request, %error, suppressed, "engine's error names workers, which the client does not see");
         }

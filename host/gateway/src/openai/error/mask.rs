@@ -79,6 +79,8 @@ pub(crate) struct RequestFacts<'a> {
     pub rooms: &'a [u64],
     /// Hosts of the workers of its legs.
     pub hosts: Vec<&'a str>,
+    /// Whether the gateway aborted the leg that failed, or the client has left.
+    pub is_cancelled: bool,
 }
 
 /// Takes out what a client must not see; `None` when there is nothing. The log has the

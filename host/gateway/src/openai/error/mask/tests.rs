@@ -4,7 +4,7 @@ fn mask(text: &str) -> Option<String> {
     let rooms = [4_793_981_895_866_140_836];
     let body = br#"{"url":"http://10.9.9.9:8080/cat.png and fd00::99"}"#;
     let hosts = vec!["prefill-0", "decode.engines.svc"];
-    let facts = RequestFacts { id: "r", body, rooms: &rooms, hosts };
+    let facts = RequestFacts { id: "r", body, rooms: &rooms, hosts, is_cancelled: false };
     masked(text.as_bytes(), &facts).map(|text| String::from_utf8(text).unwrap())
 }
 
