@@ -259,6 +259,13 @@ fn ended(outcome: Option<&Outcome>) -> String {
         text.push_str(&format!("; {predicted} cached tokens predicted, {reported} reported by the engine"));
     }
     text.push('.');
+    let times = &end.times_ms;
+    if times.queued.is_some() {
+        text.push_str(&format!(" It waited {} in the queue.", millis(times.queued)));
+    }
+    if let (Some(sent), Some(ended)) = (times.prefill_sent, times.prefill_ended) {
+        text.push_str(&format!(" Its prefill leg took {}.", millis(Some(ended - sent))));
+    }
     if end.moved {
         text.push_str(
             " The stream left this worker: it drained, or a request of a higher priority needed room.",

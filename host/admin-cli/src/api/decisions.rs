@@ -129,9 +129,20 @@ pub struct Outcome {
     pub output_tokens: Option<u64>,
     pub duration_ms: f64,
     pub cached_tokens: CachedTokens,
+    #[serde(default)]
+    pub times_ms: Times,
     pub stream_failed: Option<StreamFailed>,
     pub continues: Option<String>,
     pub run: Option<LegRun>,
+}
+
+/// Time that a request waited in the queue, and when its prefill leg was sent and ended.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Times {
+    pub queued: Option<f64>,
+    pub prefill_sent: Option<f64>,
+    pub prefill_ended: Option<f64>,
 }
 
 /// When the leg of a decision was sent and ended, and why it failed.

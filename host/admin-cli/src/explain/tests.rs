@@ -179,6 +179,24 @@ fn a_fallback_a_shadow_and_the_end_are_told() {
 }
 
 #[test]
+fn t2_the_time_in_the_queue_and_of_the_prefill_leg_is_told() {
+    let text = |times: serde_json::Value| {
+        explain(&receipt(|receipt| {
+            receipt["outcome"] = json!({
+                "status": 200, "code": "ok", "retried": false, "ttft_ms": 2_557.0, "itl_ms": 57.0, "output_tokens": 7,
+                "duration_ms": 3_110.0, "cached_tokens": { "predicted": null, "reported": null }, "times_ms": times,
+            });
+        }))
+    };
+    let waited = json!({ "queued": 2_395.0, "prefill_sent": 2_400.0, "prefill_ended": 2_500.0, "answer_sent": 2_501.0 });
+    let told = " 7 output tokens. It waited 2395 ms in the queue. Its prefill leg took 100 ms.\n";
+    // T2.9
+    assert!(text(waited.clone()).ends_with(told), "{}", text(waited));
+    let not = json!({ "queued": null, "prefill_sent": 1.0, "prefill_ended": null, "answer_sent": 2.0 });
+    assert!(text(not.clone()).ends_with(" 7 output tokens.\n"), "{}", text(not));
+}
+
+#[test]
 fn t2_a_leg_that_failed_is_told_with_its_cause() {
     let told = |retried: bool, run: serde_json::Value| {
         explain(&receipt(|receipt| {
