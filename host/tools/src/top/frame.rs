@@ -25,7 +25,7 @@ const HELP: [&str; 9] = [
     "p, space    pause and continue",
     "h, ?        this help",
     "",
-    "HITS: share of the newest requests whose prompt was in the worker's cache",
+    "HITS: share of the newest requests' prompt tokens that was in the worker's cache",
 ];
 
 /// Draws the whole screen.
@@ -123,7 +123,8 @@ fn draw_workers(frame: &mut Frame<'_>, area: Rect, model: &Model, view: &View) {
 
 fn worker_row(worker: &Worker, model: &Model, room: usize) -> Row<'static> {
     let load = worker.engine_load.as_ref();
-    let hits = model.prefix_hits.get(&worker.id).map(|(cached, all)| f64::from(*cached) / f64::from(*all));
+    let hits = model.prefix_hits.get(&worker.id).filter(|(_, all)| *all > 0.0);
+    let hits = hits.map(|(cached, all)| cached / all);
     let colour = match worker.state() {
         "eligible" => Color::Green,
         "draining" | "at_capacity" | "paused" => Color::Yellow,

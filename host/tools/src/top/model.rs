@@ -16,8 +16,8 @@ pub(super) struct Model {
     pub(super) workers: Vec<Worker>,
     pub(super) slots: Vec<Slot>,
     pub(super) live: Live,
-    /// Requests of the newest decisions by worker: those with cached prompt tokens, and all.
-    pub(super) prefix_hits: HashMap<u64, (u32, u32)>,
+    /// Prompt tokens of the newest decisions by worker: those in its cache, and all.
+    pub(super) prefix_hits: HashMap<u64, (f64, f64)>,
     /// When the connection was lost, and why.
     pub(super) lost: Option<(String, String)>,
     /// How the last command ended.
@@ -57,12 +57,13 @@ struct Choice {
 
 #[derive(Deserialize)]
 struct Outcome {
+    prompt_tokens: u32,
     cached_tokens: Cached,
 }
 
 #[derive(Deserialize)]
 struct Cached {
-    reported: Option<u64>,
+    reported: Option<u32>,
 }
 
 impl Model {
@@ -104,17 +105,17 @@ impl Model {
     }
 }
 
-/// Counts requests whose prompt was found in the worker's cache. The decode leg's prompt comes by the
-/// handoff.
-fn hits(decisions: &[Brief]) -> HashMap<u64, (u32, u32)> {
-    let mut hits: HashMap<u64, (u32, u32)> = HashMap::new();
+/// Counts the prompt tokens that were in the worker's cache, as its engine reports. The decode leg's prompt
+/// comes by the handoff.
+fn hits(decisions: &[Brief]) -> HashMap<u64, (f64, f64)> {
+    let mut hits: HashMap<u64, (f64, f64)> = HashMap::new();
     for one in decisions.iter().filter(|one| one.leg != "decode") {
-        let reported = one.outcome.as_ref().and_then(|outcome| outcome.cached_tokens.reported);
-        if let (Some(choice), Some(tokens)) = (&one.choice, reported) {
-            let (cached, all) = hits.entry(choice.worker).or_default();
-            *cached += u32::from(tokens > 0);
-            *all += 1;
-        }
+        let (Some(choice), Some(outcome)) = (&one.choice, &one.outcome) else { continue };
+        let Some(reported) = outcome.cached_tokens.reported else { continue };
+        let (cached, all) = hits.entry(choice.worker).or_default();
+        // Routing may have estimated the prompt as shorter.
+        *cached += f64::from(reported.min(outcome.prompt_tokens));
+        *all += f64::from(outcome.prompt_tokens);
     }
     hits
 }

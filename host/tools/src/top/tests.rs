@@ -25,7 +25,7 @@ fn model() -> Model {
     let decision = |worker: u64, reported: u64| {
         json!({
             "leg": "prefill", "choice": { "worker": worker },
-            "outcome": { "cached_tokens": { "reported": reported } },
+            "outcome": { "prompt_tokens": 64, "cached_tokens": { "reported": reported } },
         })
     };
     for (kind, data) in [
@@ -83,10 +83,10 @@ fn a_frame_of_80_by_24_has_everything() {
     assert!(text(&long, &View::default()).contains(" a-rule-with-a-…@1234 "));
     let row = frame.lines().find(|line| line.contains("10.0.0.1:8000")).unwrap();
     let cells: Vec<&str> = row.split_whitespace().collect();
-    // O3.1
+    // O3.1, O3.7
     assert_eq!(
         cells[2..],
-        ["prefill", "eligible", "2", "3", "10", "%", "50", "%", "41", "ms", "-"],
+        ["prefill", "eligible", "2", "3", "10", "%", "13", "%", "41", "ms", "-"],
         "{frame}"
     );
     for (width, height) in [(40, 12), (200, 60)] {
