@@ -65,6 +65,8 @@ pub struct ReceivedSpan {
     pub status: i32,
     /// Trace state.
     pub state: String,
+    /// Flags: 0x1 sampled, 0x100 known whether the parent is remote, 0x200 remote.
+    pub flags: u32,
     /// Nanoseconds since the Unix epoch.
     pub start: u64,
     /// Nanoseconds since the Unix epoch.
@@ -224,6 +226,7 @@ fn decode(body: &[u8]) -> anyhow::Result<Vec<ReceivedSpan>> {
                 events: span.events.into_iter().map(|event| event.name).collect(),
                 status: span.status.map_or(0, |status| status.code),
                 state: span.trace_state,
+                flags: span.flags,
                 start: span.start_time_unix_nano,
                 end: span.end_time_unix_nano,
                 resource: resource.clone(),

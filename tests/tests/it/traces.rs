@@ -65,6 +65,9 @@ fn check_tree(spans: &[ReceivedSpan]) -> &ReceivedSpan {
         );
         // M1.6
         assert!(!format!("{span:?}").contains(PROMPT), "{span:?}");
+        let has_remote_parent = span.id == root.id && !root.parent.is_empty();
+        // M1.15
+        assert_eq!(span.flags, if has_remote_parent { 0x301 } else { 0x101 }, "{span:?}");
     }
     root
 }
@@ -306,6 +309,10 @@ async fn m1_headers_of_an_attacker_neither_fail_a_request_nor_join_a_trace() {
         let reply = cluster.client.post(CHAT, headers, body(false, 2)).await.unwrap();
         assert_eq!(reply.status.as_u16(), 200, "{:?}", reply.body);
         let spans = collector.traces(count + 1).await.unwrap();
+        if count == 0 {
+            // M1.15: it has no parent
+            check_tree(&spans);
+        }
         // M1.12
         assert!(spans.iter().all(|span| !span.trace.starts_with("0000000000") && span.state.is_empty()));
         let sent = cluster.sims[0].recorded().last().unwrap().headers.clone();

@@ -87,7 +87,8 @@ fn message(trace: &RequestTrace, record: &SpanRecord) -> Span {
         SpanKind::Server => span::SpanKind::Server,
         SpanKind::Client => span::SpanKind::Client,
     };
-    let remote = if record.kind == SpanKind::Server { IS_REMOTE } else { 0 };
+    let has_remote_parent = record.kind == SpanKind::Server && record.parent.is_some();
+    let remote = if has_remote_parent { IS_REMOTE } else { 0 };
     let event = |(name, moment): &(&str, _)| Event {
         time_unix_nano: trace.unix_nanos(*moment),
         name: (*name).to_owned(),
