@@ -174,7 +174,7 @@ impl PolicyDir {
             Ok(None) => return Ok(None),
             Err(refused) => Err(BuildError::Refused(refused)),
             Ok(Some(mut plan)) => {
-                self.builder.build(kind, &mut plan, spec, access).map(|program| (program, plan))
+                self.builder.build((kind, None), &mut plan, spec, access).map(|program| (program, plan))
             }
         };
         let error = match built {

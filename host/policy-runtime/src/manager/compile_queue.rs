@@ -2,7 +2,8 @@
 //!
 //! A slot has one compile of a small and one of a large file at a time, and large files leave one thread to
 //! small ones: a file that takes long holds up its own slot at most, and a policy of a few kilobytes does not
-//! wait behind one of many megabytes. Built-in policies are the exception: their code is compiled once for
+//! wait behind one of many megabytes. Slots without a model are first: their files do not wait for those of
+//! hundreds of models. Built-in policies are the exception: their code is compiled once for
 //! all slots, and the other jobs that need such code wait for that, each on its thread.
 
 use std::{
@@ -113,6 +114,8 @@ struct Jobs {
 
 struct Queued {
     job: CompileJob,
+    /// Whether its slot is that of one model.
+    is_of_model: bool,
     number: u64,
     cancel: Cancel,
 }
@@ -223,7 +226,7 @@ impl CompileQueue {
                 if let Err(error) = rustix::process::setpriority_process(None, COMPILE_NICE) {
                     tracing::debug!(%error, "compile thread keeps its priority");
                 }
-                while let Some(Queued { job, number, cancel }) = shared.next() {
+                while let Some(Queued { job, number, cancel, .. }) = shared.next() {
                     let result = job.run(&engine, &cancel, &shared.built_in);
                     shared.end(number);
                     if !cancel.is_cancelled() {
@@ -236,12 +239,12 @@ impl CompileQueue {
         Ok(queue)
     }
 
-    /// Queues a job.
-    pub(super) fn submit(&self, job: CompileJob) -> Ticket {
+    /// Queues a job. `is_of_model`: its slot is that of one model.
+    pub(super) fn submit(&self, job: CompileJob, is_of_model: bool) -> Ticket {
         let mut jobs = self.0.jobs.lock();
         let (number, cancel) = (jobs.next, Cancel::default());
         jobs.next += 1;
-        jobs.waiting.push_back(Queued { job, number, cancel: cancel.clone() });
+        jobs.waiting.push_back(Queued { job, is_of_model, number, cancel: cancel.clone() });
         self.0.changed.notify_all();
         Ticket { number, cancel }
     }
@@ -297,15 +300,18 @@ impl Shared {
 }
 
 impl Jobs {
-    /// Takes the first job whose slot has none of its kind running, and that leaves a thread to small files.
-    /// A cancelled job does not count as running: it ends soon.
+    /// Takes the first job whose slot has none of its kind running, and that leaves a thread to small files;
+    /// those of slots without a model before all others. A cancelled job does not count as running: it ends
+    /// soon.
     fn take(&mut self) -> Option<Queued> {
         let large = self.running.iter().filter(|running| running.is_large).count();
-        let place = self.waiting.iter().position(|queued| {
+        let may_run = |queued: &Queued| {
             let (slot, is_large) = (queued.job.slot(), queued.job.is_large());
             let mut same = self.running.iter().filter(|one| one.slot == slot && one.is_large == is_large);
             same.all(|one| one.cancel.is_cancelled()) && (!is_large || large + 1 < THREADS)
-        })?;
+        };
+        let ready = self.waiting.iter().enumerate().filter(|(_, queued)| may_run(queued));
+        let (place, _) = ready.min_by_key(|(_, queued)| queued.is_of_model)?;
         let queued = self.waiting.remove(place)?;
         self.running.push(Running {
             number: queued.number,
@@ -332,7 +338,7 @@ mod tests {
             origin: Origin::Embedded,
             access: access.clone(),
         };
-        Queued { job, number, cancel: Cancel::default() }
+        Queued { job, is_of_model: true, number, cancel: Cancel::default() }
     }
 
     #[test]
@@ -352,5 +358,17 @@ mod tests {
         assert_eq!(taken, [0, 1, 3, 5]);
         jobs.running.iter().for_each(|running| running.cancel.cancel());
         assert_eq!(jobs.take().map(|queued| queued.number), Some(2), "its slot's other one was cancelled");
+    }
+
+    #[test]
+    fn n7_files_of_slots_without_a_model_are_first() {
+        let slots: Vec<Access> = (0..5).map(|_| Access::default()).collect();
+        let mut jobs = Jobs::default();
+        for (number, of) in (0..).zip([0, 1, 2, 3, 2, 4]) {
+            jobs.waiting.push_back(Queued { is_of_model: of < 2, ..queued(number, &slots[of], 1) });
+        }
+        let taken: Vec<u64> = std::iter::from_fn(|| jobs.take()).map(|queued| queued.number).collect();
+        // N7.29: 4 is the second one of its slot
+        assert_eq!(taken, [2, 3, 5, 0, 1]);
     }
 }

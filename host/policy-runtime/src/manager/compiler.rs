@@ -34,6 +34,8 @@ pub(super) struct Compiler {
     asked: Vec<PolicyKey>,
     /// Time spent on loading since then.
     took: Duration,
+    /// Whether the slot of the lane that is built is that of one model.
+    is_of_model: bool,
 }
 
 /// Why a policy is not loaded.
@@ -56,6 +58,7 @@ impl Compiler {
             finished: HashMap::new(),
             asked: Vec::new(),
             took: Duration::ZERO,
+            is_of_model: false,
         }
     }
 
@@ -111,9 +114,9 @@ impl Compiler {
         self.loaded.retain(|_, policy| policy.is_loaded());
     }
 
-    /// Starts the build of one lane.
-    pub(super) fn begin(&mut self) {
-        self.took = Duration::ZERO;
+    /// Starts the build of one lane. `is_of_model`: its slot is that of one model.
+    pub(super) fn begin(&mut self, is_of_model: bool) {
+        (self.took, self.is_of_model) = (Duration::ZERO, is_of_model);
         self.asked.clear();
     }
 
@@ -141,7 +144,7 @@ impl Compiler {
         let CompileResult { policy, took } = match (self.finished.remove(&key), &self.queue) {
             (Some(result), _) => result,
             (None, Some(queue)) => {
-                let ticket = queue.submit(job);
+                let ticket = queue.submit(job, self.is_of_model);
                 self.pending.insert(key, ticket);
                 return Err(NotLoaded::Pending);
             }

@@ -233,7 +233,7 @@ impl ManagedSlot {
         builder: &mut ProgramBuilder,
     ) -> Option<Change> {
         let before = plan.fingerprint;
-        let outcome = builder.build(self.slot.kind(), &mut plan, spec, &self.access);
+        let outcome = builder.build(self.name(), &mut plan, spec, &self.access);
         let program = match outcome {
             Ok(program) => program,
             Err(BuildError::Refused(refused)) => return self.refuse(mode, Some(before), &refused),

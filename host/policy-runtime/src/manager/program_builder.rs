@@ -12,6 +12,7 @@ use pointsman_routing::{
 };
 
 use super::{
+    command::SlotName,
     compiler::{Compiler, NotLoaded},
     folder::Folder,
     plan::{CheckedFile, Plan, PlannedRank, RankFile, Refused, ResolvedPart},
@@ -272,12 +273,12 @@ impl ProgramBuilder {
     /// file adds the rank of `spec`. `access`: that of the slot.
     pub(super) fn build(
         &mut self,
-        slot: SlotKind,
+        (slot, model): SlotName,
         plan: &mut Plan,
         spec: &LaneSpec,
         access: &Access,
     ) -> Result<Program, BuildError> {
-        self.compiler.begin();
+        self.compiler.begin(model.is_some());
         let (of_slot, access) = (access, &access.granting(&spec.grants));
         let filters = plan.filters.iter().map(|part| self.load_as(part, access, World::Filter, "filters"));
         let mut filters = gather_parts(filters);

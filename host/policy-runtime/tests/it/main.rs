@@ -4,6 +4,7 @@
 mod admission;
 mod cache;
 mod capacity;
+mod compile_order;
 mod limits;
 mod reload;
 mod slots;
