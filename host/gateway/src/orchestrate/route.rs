@@ -62,6 +62,7 @@ impl Drive {
         if self.attempts.begin(self.legs.attempt()) {
             self.token = RequestToken::fresh();
             self.handoff = None;
+            self.forget_prompt();
             self.totals = generate::Totals::default();
             self.runs.prefill.span = None;
             self.release_place();

@@ -25,7 +25,7 @@ fn model() -> Model {
     let decision = |worker: u64, reported: u64| {
         json!({
             "leg": "prefill", "choice": { "worker": worker },
-            "outcome": { "prompt_tokens": 64, "cached_tokens": { "reported": reported } },
+            "outcome": { "prompt_tokens": 50, "cached_tokens": { "reported": reported } },
         })
     };
     for (kind, data) in [
@@ -86,7 +86,7 @@ fn a_frame_of_80_by_24_has_everything() {
     // O3.1, O3.7
     assert_eq!(
         cells[2..],
-        ["prefill", "eligible", "2", "3", "10", "%", "13", "%", "41", "ms", "-"],
+        ["prefill", "eligible", "2", "3", "10", "%", "16", "%", "41", "ms", "-"],
         "{frame}"
     );
     for (width, height) in [(40, 12), (200, 60)] {
