@@ -88,10 +88,15 @@ fuzz_target!(|steps: Vec<Step>| {
                     enough == 2
                 };
                 let may = |ticket: &u64| ticket % 3 > 1;
-                for last in queue.make_room(&(group % 2), new, may, two).unwrap_or_default() {
+                let lost = queue.make_room(&(group % 2), new, may, two).unwrap_or_default();
+                for (last, _) in &lost {
                     let ticket = last.key.ticket;
                     assert!(last.key.priority.0 <= priority && ticket % 3 > 1);
-                    assert!(inside.remove(&ticket) && queue.remove(&last) == Some(ticket));
+                    assert!(inside.remove(&ticket) && queue.remove(last) == Some(ticket));
+                }
+                // Any request may be the one that took them.
+                if let Some(taker) = positions.iter().find(|one| inside.contains(&one.key.ticket)) {
+                    queue.take(taker, &lost);
                 }
             }
         }

@@ -191,6 +191,7 @@ impl<L: Line, T> FairQueue<L, T> {
         if let Some(group) = self.groups.get_mut(line.group()) {
             if let Some(room) = self.rooms.get_mut(line.group()) {
                 room.remove(*tenant, &key, group);
+                room.leave(*tenant, key.ticket);
                 if room.is_empty() {
                     self.rooms.remove(line.group());
                 }
@@ -211,6 +212,7 @@ impl<L: Line, T> FairQueue<L, T> {
         group.reweigh(position.tenant, weight);
         if let Some(room) = self.rooms.get_mut(name) {
             room.list(position.tenant, group);
+            room.serve(Some(position.key.ticket));
         }
         group.admit(position.tenant, cost);
         Some(Charge { group: name.clone(), tenant: position.tenant, period: group.period, cost })
@@ -229,6 +231,7 @@ impl<L: Line, T> FairQueue<L, T> {
         group.enter(tenant, weight, self.rules.credit);
         if let Some(room) = self.rooms.get_mut(name) {
             room.list(tenant, group);
+            room.serve(None);
         }
         group.admit(tenant, cost);
         group.leave(tenant, self.rules.check);

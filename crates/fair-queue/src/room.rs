@@ -7,6 +7,10 @@ use std::{
 
 use crate::{FairQueue, Key, Line, Position, group::Group};
 
+mod taken;
+
+use taken::{Taken, Taking};
+
 /// Largest number of requests that lose their places to one.
 const MAX_DISPLACED: usize = 16;
 /// Number of priorities, and of tenants of each, that are looked at for each of them.
@@ -45,6 +49,7 @@ pub(crate) struct Room<L> {
     /// The tenants by the lowest priority of their requests, and of each the one that has the most first.
     by_priority: BTreeMap<i64, BTreeSet<Size>>,
     ranks: Ranks,
+    taken: Taken,
 }
 
 /// Requests of a tenant.
@@ -88,6 +93,8 @@ impl<L: Line, T> FairQueue<L, T> {
     ///   weight than its own tenant. Each tenant keeps one place.
     /// - It takes places of lower priorities while more than a quarter of the requests have one. It takes
     ///   none of another tenant when its own one has four times as much of the room.
+    /// - Places that requests took and left ([`Self::take`]) count as if their tenants had them, with the
+    ///   highest priority.
     ///
     /// `may` returns whether a request may lose its place now. `suffices` gets each of them, and returns
     /// whether there is room without it and those before it. Returns nothing if 16 do not suffice. The time
@@ -98,7 +105,7 @@ impl<L: Line, T> FairQueue<L, T> {
         new: Newcomer,
         may: impl Fn(&T) -> bool,
         mut suffices: impl FnMut(&T) -> bool,
-    ) -> Option<Vec<Position<L>>> {
+    ) -> Option<Vec<(Position<L>, Need)>> {
         let (group, room) = (self.groups.get_mut(name)?, self.rooms.get_mut(name)?);
         let new = Newcomer { tenant: group.known(new.tenant), ..new };
         let lines = &self.lines;
@@ -114,13 +121,32 @@ impl<L: Line, T> FairQueue<L, T> {
         }
         // They leave with `remove`.
         last.iter().for_each(|(position, need)| room.add(position, *need, group));
-        is_enough.then(|| last.into_iter().map(|(position, _)| position).collect())
+        if !is_enough {
+            return None;
+        }
+        // What they took is the new one's now.
+        for (position, _) in &last {
+            room.taken.forget(position.key.ticket);
+        }
+        Some(last)
+    }
+
+    /// Notes that a request took the places of others, as [`Self::make_room`] returned them. If it leaves
+    /// without being charged, they count as its tenant's places until as many requests of the group were.
+    pub fn take(&mut self, position: &Position<L>, places: &[(Position<L>, Need)]) {
+        let room = self.rooms.get_mut(position.line.group());
+        if let Some(room) = room.filter(|_| !places.is_empty()) {
+            let places =
+                places.iter().map(|(lost, need)| Taking { ticket: lost.key.ticket, size: need.size });
+            room.taken.hold(position.key.ticket, places.collect());
+        }
     }
 }
 
 impl<L> Default for Room<L> {
     fn default() -> Self {
-        Self { tenants: HashMap::new(), by_priority: BTreeMap::new(), ranks: Ranks::default() }
+        let (tenants, by_priority) = (HashMap::new(), BTreeMap::new());
+        Self { tenants, by_priority, ranks: Ranks::default(), taken: Taken::default() }
     }
 }
 
@@ -150,6 +176,18 @@ impl<L: Clone> Room<L> {
         self.ranks.remove((key.priority.0, key.ticket));
         self.list(tenant, counters);
         Some(need)
+    }
+
+    /// Counts a request that leaves.
+    pub(crate) fn leave(&mut self, tenant: u64, ticket: u64) {
+        self.taken.leave(tenant, ticket, &mut self.ranks);
+    }
+
+    /// Counts a request that is served, with its ticket if it waited.
+    pub(crate) fn serve(&mut self, ticket: Option<u64>) {
+        if !ticket.is_some_and(|ticket| self.taken.forget(ticket)) {
+            self.taken.forget_oldest(&mut self.ranks);
+        }
     }
 
     /// Changes the place of a request among those of its tenant and priority.
@@ -196,7 +234,8 @@ impl<L: Clone> Room<L> {
         may: impl Fn(&Position<L>) -> bool,
     ) -> Option<Position<L>> {
         let lower_have_more = self.ranks.more_than_a_quarter_is_below(new.priority);
-        let size = new.size + self.tenants.get(&new.tenant).map_or(0, |own| own.sum.size);
+        let own = self.tenants.get(&new.tenant).map_or(0, |own| own.sum.size);
+        let size = new.size + own + self.taken.size(new.tenant);
         let gives_way = |tenant: u64| {
             let own = self.tenants.get(&tenant)?;
             let (last, need) = own.last(tenant, &may)?;
@@ -277,8 +316,12 @@ impl Ranks {
         self.balance();
     }
 
+    fn len(&self) -> usize {
+        self.low.len() + self.high.len()
+    }
+
     fn balance(&mut self) {
-        let low = (self.low.len() + self.high.len()) / usize::from(LOWER_SHARE);
+        let low = self.len() / usize::from(LOWER_SHARE);
         while self.low.len() < low
             && let Some(first) = self.high.pop_first()
         {

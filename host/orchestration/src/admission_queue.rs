@@ -215,14 +215,13 @@ impl AdmissionQueue {
     ) -> Option<Place> {
         let mut inner = self.inner.lock();
         let had_place = waited.is_some_and(|wait| inner.end_wait(wait));
-        if !had_place && !inner.has_or_makes_room(admission_request) {
-            return None;
-        }
+        let taken = if had_place { Vec::new() } else { inner.find_or_make_room(admission_request)? };
         let mut place = self.insert(&mut inner, admission_request, leg, tried);
         if !keeps_place {
             let need = admission_request.need(&inner.rules);
             inner.order.may_lose_place(&place.position, need);
         }
+        inner.order.take(&place.position, &taken);
         place.asking = inner.asking(&place.position.line, admission_request.request);
         Some(place)
     }

@@ -31,8 +31,8 @@ impl Queue {
             left == 0
         };
         let last = self.queue.make_room(&(), new, |_| true, suffices)?;
-        assert!(last.iter().all(|position| self.queue.remove(position).is_some()));
-        Some(last.iter().map(|position| (position.tenant, position.key.priority.0)).collect())
+        assert!(last.iter().all(|(position, _)| self.queue.remove(position).is_some()));
+        Some(last.iter().map(|(position, _)| (position.tenant, position.key.priority.0)).collect())
     }
 
     /// Returns how many of a number of requests of a tenant get a place of another one.
@@ -104,6 +104,61 @@ fn a_higher_priority_leaves_other_tenants_a_quarter_of_the_places_of_its_own() {
     assert_eq!(own, 30, "ten others have 70");
 }
 
+/// Places of one that comes, takes them and leaves at once count as its own.
+#[test]
+fn a_tenant_that_takes_places_and_leaves_does_not_empty_the_queue_of_others() {
+    for (tenant, priority, kept, taken) in [(2, 0, 8, 15), (1, 5, 4, 48), (2, 5, 4, 48)] {
+        let of = |queue: &Queue| queue.queue.of_group(&());
+        let come_and_leave = |queue: &mut Queue| {
+            let new = Newcomer { tenant, weight: 1.0, priority, size: 1 };
+            let Some(last) = queue.queue.make_room(&(), new, |_| true, |_| true) else { return false };
+            assert!(last.iter().all(|(position, _)| queue.queue.remove(position).is_some()));
+            let taker = queue.push_with(tenant, priority, 1.0);
+            queue.queue.take(&taker, &last);
+            queue.queue.remove(&taker).is_some()
+        };
+        let mut queue = Queue::new(0, 0.0);
+        queue.fill_with(16, 1, 0);
+        let mut times = (0..1_000).filter(|_| come_and_leave(&mut queue)).count();
+        assert_eq!(of(&queue), kept, "{tenant} {priority}");
+        // The others come back each time.
+        times += (0..1_000)
+            .filter(|_| {
+                queue.fill_with(16 - of(&queue), 1, 0);
+                come_and_leave(&mut queue)
+            })
+            .count();
+        assert_eq!((times, of(&queue)), (taken, 16), "{tenant} {priority}");
+        // A request that is served makes up for one place.
+        queue.pop(|_| true);
+        queue.fill_with(1, 1, 0);
+        assert_eq!((0..9).filter(|_| come_and_leave(&mut queue)).count(), 1);
+        while queue.pop(|_| true).is_some() {}
+        assert!(queue.queue.is_empty());
+    }
+}
+
+#[test]
+fn what_a_request_took_is_forgotten_when_it_is_served() {
+    let mut queue = Queue::new(0, 0.0);
+    queue.fill_with(16, 1, 0);
+    let taker = |queue: &mut Queue, tenant| {
+        let new = Newcomer { tenant, weight: 1.0, priority: 0, size: 1 };
+        let last = queue.queue.make_room(&(), new, |_| true, |_| true).unwrap();
+        assert!(last.iter().all(|(position, _)| queue.queue.remove(position).is_some()));
+        let taker = queue.push_with(tenant, 0, 1.0);
+        queue.queue.take(&taker, &last);
+        taker
+    };
+    for _ in 0..100 {
+        let taker = taker(&mut queue, 2);
+        queue.queue.charge(&taker, 1.0, 0.0);
+        assert!(queue.queue.remove(&taker).is_some());
+        queue.fill_with(1, 1, 0);
+    }
+    assert_eq!((queue.times_with_room(2, 0, 99), queue.queue.len()), (8, 16));
+}
+
 #[test]
 fn large_requests_share_the_room_by_their_size() {
     let mut queue = Queue::new(0, 0.0);
@@ -156,9 +211,9 @@ fn a_late_request_loses_its_place_first() {
     queue.queue.pass_deadlines(|_| 9);
     let new = Newcomer { tenant: 2, weight: 1.0, priority: 0, size: 1 };
     let last = queue.queue.make_room(&(), new, |_| true, |_| true).unwrap();
-    assert_eq!(last[0].key.ticket, 2, "the one that was due at 8");
-    assert!(queue.queue.remove(&last[0]).is_some());
-    assert_eq!(queue.queue.make_room(&(), new, |_| true, |_| true).unwrap()[0].key.ticket, 0);
+    assert_eq!(last[0].0.key.ticket, 2, "the one that was due at 8");
+    assert!(queue.queue.remove(&last[0].0).is_some());
+    assert_eq!(queue.queue.make_room(&(), new, |_| true, |_| true).unwrap()[0].0.key.ticket, 0);
 }
 
 proptest! {
@@ -192,7 +247,7 @@ proptest! {
             order.push(position.key.ticket);
         }
         let turn = |ticket: u64| order.iter().position(|one| *one == ticket);
-        for lost in last.into_iter().flatten() {
+        for (lost, _) in last.into_iter().flatten() {
             prop_assert!(lost.key.priority.0 < priority || lost.tenant != tenant);
             prop_assert!(turn(lost.key.ticket) > turn(own.key.ticket), "{:?} {:?}", order, lost);
         }

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Weak, atomic::Ordering};
 
-use fair_queue::{NO_TENANT, Newcomer, Position};
+use fair_queue::{NO_TENANT, Need, Newcomer, Position};
 
 use super::{
     AdmissionRequest, Inner, Place, Turn,
@@ -11,14 +11,18 @@ use super::{
 };
 
 impl Inner {
-    /// Returns whether there is room for a new request. Drops others where that makes room.
-    pub(super) fn has_or_makes_room(&mut self, asks: &AdmissionRequest<'_>) -> bool {
+    /// Returns the requests that lost their places to a new one: mostly none, because there was room for it.
+    /// `None`: there is no room.
+    pub(super) fn find_or_make_room(
+        &mut self,
+        asks: &AdmissionRequest<'_>,
+    ) -> Option<Vec<(Position<LineId>, Need)>> {
         let has_room = self.room_for(asks);
         if has_room(Held::default()) {
-            return true;
+            return Some(Vec::new());
         }
         if self.rules.limit == 0 || asks.bytes > self.rules.bytes {
-            return false;
+            return None;
         }
         let share = self.rules.share(asks.request.tenant_hash);
         let new = Newcomer {
@@ -36,12 +40,12 @@ impl Inner {
             without.bytes += turn.upgrade().map_or(0, |turn| turn.bytes);
             has_room(without)
         };
-        let Some(last) = self.order.make_room(asks.model, new, may, suffices) else { return false };
-        for turn in last.iter().filter_map(|position| self.release_place(position)) {
+        let last = self.order.make_room(asks.model, new, may, suffices)?;
+        for turn in last.iter().filter_map(|(position, _)| self.release_place(position)) {
             turn.lost_place.store(true, Ordering::SeqCst);
             turn.notify.notify_one();
         }
-        true
+        Some(last)
     }
 
     /// Releases a place, unless that was done before.

@@ -63,6 +63,29 @@ async fn l3_a_tenant_that_fills_the_queue_gives_the_last_half_of_it_to_another()
 }
 
 #[tokio::test(start_paused = true)]
+async fn l3_a_client_that_takes_places_and_leaves_a_thousand_times_leaves_others_their_part() {
+    let queue = AdmissionQueue::new(QueueRules::waiting(8));
+    for (tenant, priority, most) in [(2, 0.0, 7), (1, 9.0, 24), (2, 9.0, 24)] {
+        let mut waiting = fill(&queue, &of(1, 0.0), 8);
+        let mut taken = 0;
+        for _ in 0..1_000 {
+            drop(park(&queue, &of(tenant, priority), 1));
+            let before = waiting.len();
+            waiting.retain(|place| !place.is_lost());
+            taken += before - waiting.len();
+            // L3.19
+            assert!(waiting.len() >= 2, "a quarter");
+            // Those that lost their places come back.
+            waiting.extend(fill(&queue, &of(1, 0.0), 8 - waiting.len()));
+        }
+        assert_eq!(taken, most, "{tenant} {priority}");
+        drop(waiting);
+        // L3.10
+        assert!(queue.inner.lock().order.is_empty());
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn l3_a_higher_priority_has_room_but_not_beyond_the_one_that_a_tenant_may_have() {
     let share = |max_priority| TenantShare { weight: 1.0, max_priority };
     let tenants = [(1, share(Some(0.0))), (2, share(None))].into();
