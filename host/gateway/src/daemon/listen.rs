@@ -1,4 +1,4 @@
-//! Sockets of the listeners: bound at the start, and listening when someone answers.
+//! Sockets of the listeners: bound at the start, and listening when requests are served.
 
 use std::net::{SocketAddr, TcpListener};
 
