@@ -1,13 +1,13 @@
-//! Session affinity [F8] and stored responses [I12]: the worker that each leg of a session is bound to, and
-//! the worker that stored a response, for a limited time.
+//! Session affinity [F8], stored responses and media [I12]: the worker that each leg of a session is bound to,
+//! the worker that stored a response, and the one that got a medium, for a limited time.
 //!
 //! The first successful dispatch of a leg binds it. When the bound worker is no longer eligible, the request
 //! is routed again, and the new dispatch replaces the binding.
 //!
 //! Gateways of a fleet may send each other their bindings. The last writer wins: a binding has a [`Stamp`],
-//! and a change with an older one is ignored.
+//! and a change with an older one is ignored. They do not send where media are: a client may name many.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, hash::Hash};
 
 use parking_lot::Mutex;
 use pointsman_routing::CandidateId;
@@ -19,11 +19,13 @@ mod shared;
 use shared::Sharing;
 pub use shared::{CLOSED_FOR, SessionChange, Stamp};
 
-/// Maximum number of bindings of sessions, and of those of responses. Above it, the quarter that expires
-/// first is evicted.
+/// Maximum number of bindings of sessions, of those of responses, and of those of media. Above it, the quarter
+/// that expires first is evicted.
 pub const MAX_BINDINGS: usize = 100_000;
 /// How long the worker of a stored response is known.
 const RESPONSE_TTL: Duration = Duration::from_secs(24 * 3_600);
+/// How long the worker that got a medium is known.
+const MEDIA_TTL: Duration = Duration::from_secs(3_600);
 /// The legs of a session.
 const LEGS: [Leg; 3] = [Leg::Aggregated, Leg::Prefill, Leg::Decode];
 
@@ -41,11 +43,13 @@ pub enum BindingKey {
 pub struct Sessions {
     sessions: Mutex<Bindings>,
     responses: Mutex<Bindings>,
+    /// Media by the leg whose worker got them. One request names many, so they evict only each other.
+    media: Mutex<Bindings<(u64, Leg)>>,
     /// `None` if no other gateway gets them.
     sharing: Option<Sharing>,
 }
 
-type Bindings = HashMap<BindingKey, Binding>;
+type Bindings<K = BindingKey> = HashMap<K, Binding>;
 
 #[derive(Clone, Copy, Debug)]
 struct Binding {
@@ -89,6 +93,21 @@ impl Sessions {
         self.end(BindingKey::Response(response));
     }
 
+    /// Returns the worker that got a medium for a leg.
+    #[must_use]
+    pub fn holding(&self, medium: u64, leg: Leg) -> Option<CandidateId> {
+        find(&self.media, (medium, leg))
+    }
+
+    /// Notes that a worker got media for a leg.
+    pub fn holds(&self, media: &[u64], leg: Leg, candidate: CandidateId) {
+        let now = Instant::now();
+        let binding = Binding { candidate: Some(candidate), until: now + MEDIA_TTL, stamp: Stamp::default() };
+        let mut bound = self.media.lock();
+        bound.extend(media.iter().map(|medium| ((*medium, leg), binding)));
+        limit(&mut bound, now);
+    }
+
     /// Number of bindings of sessions. An expired one counts until it is evicted or replaced.
     #[must_use]
     pub fn bindings(&self) -> usize {
@@ -103,8 +122,7 @@ impl Sessions {
     }
 
     fn find(&self, key: BindingKey) -> Option<CandidateId> {
-        let bound = self.table(key).lock();
-        bound.get(&key).filter(|binding| binding.until > Instant::now())?.candidate
+        find(self.table(key), key)
     }
 
     /// Replaces a binding, and sends it to the other gateways.
@@ -130,9 +148,13 @@ impl Sessions {
     }
 }
 
+fn find<K: Eq + Hash>(table: &Mutex<Bindings<K>>, key: K) -> Option<CandidateId> {
+    table.lock().get(&key).filter(|binding| binding.until > Instant::now())?.candidate
+}
+
 /// Evicts the quarter of the bindings that expire first, when there are too many: a sweep reads all of them,
 /// so it must be rare.
-fn limit(bound: &mut Bindings, now: Instant) {
+fn limit<K>(bound: &mut Bindings<K>, now: Instant) {
     if bound.len() > MAX_BINDINGS {
         let mut ends: Vec<Instant> = bound.values().map(|binding| binding.until).collect();
         let (_, quarter, _) = ends.select_nth_unstable(MAX_BINDINGS / 4);
@@ -201,6 +223,31 @@ mod tests {
         tokio::time::advance(RESPONSE_TTL).await;
         // I12.4
         assert_eq!(sessions.storing(7), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn i12_many_media_make_no_gateway_forget_a_response() {
+        let ((sessions, told), here) = (Sessions::shared(10), (WorkerId(1), DpRank(0)));
+        sessions.stored(7, here);
+        for request in 0..=MAX_BINDINGS as u64 / 64 {
+            tokio::time::advance(Duration::from_millis(1)).await;
+            let media: Vec<u64> = (0..64).map(|place| request * 64 + place).collect();
+            sessions.holds(&media, Leg::Decode, here);
+        }
+        let left = sessions.media.lock().len();
+        // I12.11
+        assert!((MAX_BINDINGS / 2..=MAX_BINDINGS).contains(&left), "{left}");
+        let last = MAX_BINDINGS as u64;
+        assert_eq!(
+            [(0, Leg::Decode), (last, Leg::Prefill), (last, Leg::Decode)]
+                .map(|(medium, leg)| sessions.holding(medium, leg)),
+            [None, None, Some(here)]
+        );
+        // I12.4: responses have a limit of their own. Q6.5: others are told of the response only.
+        assert_eq!((sessions.storing(7), told.try_iter().count(), sessions.untold()), (Some(here), 1, 0));
+        tokio::time::advance(MEDIA_TTL).await;
+        // I12.11
+        assert_eq!((sessions.holding(last, Leg::Decode), sessions.storing(7)), (None, Some(here)));
     }
 
     #[tokio::test]

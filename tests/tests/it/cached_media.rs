@@ -47,13 +47,17 @@ struct Bench {
 }
 
 async fn bench(roles: &[&'static str], change: impl FnOnce(&mut Config)) -> Bench {
+    bench_of("vllm", roles, change).await
+}
+
+async fn bench_of(name: &str, roles: &[&'static str], change: impl FnOnce(&mut Config)) -> Bench {
     let mut engines = Vec::new();
     for role in roles {
         engines.push(engine(role).await);
     }
     let builder = TestClusterBuilder::new().config(|config| {
         for (id, (role, (engine, _))) in (1..).zip(roles.iter().zip(&engines)) {
-            let flag = format!("id={id},role={role},engine=vllm,url=http://{}", engine.address);
+            let flag = format!("id={id},role={role},engine={name},url=http://{}", engine.address);
             config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
         }
         let slot = |leg| format!("[{leg}]\nnative = \"round-robin\"\n");
@@ -99,6 +103,20 @@ async fn i12_media_that_a_client_only_names_are_looked_for_at_the_worker_that_ha
                 assert_eq!(ask(&cluster, id, false, &pin[1..]).await.0, 200, "{id} {worker}");
             }
         }
+    }
+}
+
+#[tokio::test]
+async fn i12_media_are_noted_for_engines_that_keep_them_only() {
+    for (name, asked_again) in [("vllm", [1, 2]), ("sglang", [2, 1])] {
+        let Bench { cluster, engines } =
+            bench_of(name, &["aggregated"; 2], |config| config.routing.retries = 0).await;
+        let (session, pin) = (("x-session-id", "s"), |worker| ("x-worker-instance-id", worker));
+        assert_eq!(ask(&cluster, "a", true, &[pin("2")]).await.0, 200);
+        assert_eq!(ask(&cluster, "b", true, &[pin("1"), session]).await.0, 200);
+        let _ = ask(&cluster, "a", false, &[session]).await;
+        // I12.11: without the note, the session's worker is asked.
+        assert_eq!([0, 1].map(|place| engines[place].0.requests().len()), asked_again, "{name}");
     }
 }
 

@@ -3,7 +3,7 @@
 
 use http::StatusCode;
 use pointsman_routing::CandidateId;
-use pointsman_workers::{Leg, name_hash};
+use pointsman_workers::{Engine, Leg, name_hash};
 
 use super::{Drive, id_of};
 use crate::{
@@ -21,17 +21,22 @@ pub(crate) fn find(state: &State, request: &mut Request, tenant: Option<u64>) {
 
 /// Returns the worker that has the media that a request names without their data.
 pub(super) fn holder(state: &State, hints: &Hints, leg: Leg) -> Option<CandidateId> {
-    let stored = |leg| state.sessions.storing(of_leg(hints.media.missing?, leg));
+    let medium = hints.media.missing?;
+    let had = |leg| state.sessions.holding(medium, leg);
     // The decode worker of a pair got the data, too, and may run the whole request.
-    stored(leg).or_else(|| stored(Leg::Decode).filter(|_| leg == Leg::Aggregated))
+    had(leg).or_else(|| had(Leg::Decode).filter(|_| leg == Leg::Aggregated))
 }
 
 impl Drive {
-    /// Notes that the worker of a leg has the media of the request.
+    /// Notes that the worker of a leg has the media of the request. Other engines keep none under ids.
     pub(super) fn note_media(&self, leg: Leg) {
-        let Some(candidate) = self.candidate(leg) else { return };
-        for id in &self.request.hints.media.all {
-            self.state.sessions.stored(of_leg(*id, leg), id_of(candidate));
+        let media = &self.request.hints.media.all;
+        if media.is_empty() {
+            return;
+        }
+        let candidate = self.candidate(leg).filter(|one| one.worker.spec().engine == Engine::Vllm);
+        if let Some(candidate) = candidate {
+            self.state.sessions.holds(media, leg, id_of(candidate));
         }
     }
 
@@ -41,9 +46,4 @@ impl Drive {
         let is_refused = matches!(error, CallError::Status { status: StatusCode::BAD_REQUEST, .. });
         is_refused && self.request.hints.media.missing.is_some() && !self.state.settings.has_tenants
     }
-}
-
-/// The key of media at the worker of a leg.
-fn of_leg(id: u64, leg: Leg) -> u64 {
-    name_hash(leg.as_str().as_bytes(), id)
 }
