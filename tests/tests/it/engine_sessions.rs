@@ -30,11 +30,15 @@ async fn engine(own: HashSet<&'static str>) -> RawEngine {
 }
 
 async fn ask(cluster: &TestCluster, session: &str) -> Reply {
+    ask_with(cluster, session, &[]).await
+}
+
+async fn ask_with(cluster: &TestCluster, session: &str, headers: &[(&str, &str)]) -> Reply {
     let body = json!({
         "text": "which way does this train go?", "sampling_params": { "max_new_tokens": 3 },
         "session_params": { "id": session },
     });
-    cluster.client.post("/generate", &[], body.to_string()).await.unwrap()
+    cluster.client.post("/generate", headers, body.to_string()).await.unwrap()
 }
 
 #[tokio::test]
@@ -69,4 +73,31 @@ async fn i12_requests_of_an_engine_s_session_go_to_the_engine_that_has_it() {
         "{unknown:?}"
     );
     cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn i12_an_engine_that_never_had_a_session_makes_the_gateway_not_forget_the_one_that_has_it() {
+    let sessions = ["a1", "a2", "a3", "a4"];
+    let none = HashSet::new;
+    let engines = [engine(HashSet::from(sessions)).await, engine(none()).await, engine(none()).await];
+    let builder = TestClusterBuilder::new().config(|config| {
+        for (id, engine) in (1..).zip(&engines) {
+            let flag = format!("id={id},role=aggregated,engine=sglang,url=http://{}", engine.address);
+            config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+        }
+        let slots = "[aggregated]\nnative = \"round-robin\"\n";
+        config.policies.slots = toml::from_str(slots).unwrap();
+        config.routing.retries = 0;
+    });
+    let cluster = builder.start().await.unwrap();
+    for (worker, status) in [("1", 200), ("2", 400)] {
+        for session in sessions {
+            let pinned = ask_with(&cluster, session, &[("x-worker-instance-id", worker)]).await;
+            assert_eq!(pinned.status, status, "{session} {worker}: {pinned:?}");
+        }
+    }
+    for session in sessions {
+        // I12.10
+        assert_eq!(ask(&cluster, session).await.status, 200, "{session}");
+    }
 }

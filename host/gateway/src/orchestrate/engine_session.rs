@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use http::StatusCode;
-use pointsman_workers::{Engine, Leg, name_hash};
+use pointsman_workers::{Candidate, Engine, Leg, name_hash};
 use serde::Deserialize;
 
 use super::{Drive, id_of};
@@ -58,14 +58,15 @@ impl Drive {
         }
     }
 
-    /// Returns whether an engine says that it does not have the request's session. The gateway forgets the
-    /// worker of such a session.
-    pub(super) fn lacks_session(&self, error: &CallError) -> bool {
+    /// Returns whether the engine of a leg says that it does not have the request's session. The gateway forgets
+    /// then that this engine had it. Another one may have it.
+    pub(super) fn lacks_session(&self, leg: Leg, error: &CallError) -> bool {
         let Some(session) = self.request.hints.engine_session else { return false };
         let CallError::Status { status: StatusCode::BAD_REQUEST, body, .. } = error else { return false };
         let text = engine_text(body);
         let lacks = text.contains("session id") && text.contains("does not exist");
-        if lacks {
+        let holder = self.state.sessions.storing(session).map(|(worker, _)| worker);
+        if lacks && holder.is_some() && holder == self.candidate(leg).map(Candidate::worker_id) {
             self.state.sessions.deleted(session);
         }
         lacks

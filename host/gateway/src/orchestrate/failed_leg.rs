@@ -34,7 +34,7 @@ impl Drive {
             self.upstream.use_new_connections();
         }
         // No other worker may take a pinned leg. A handoff that was not read goes to the same one again.
-        let (pin, lacks_session) = (self.request.hints.pinned(leg), self.lacks_session(&error));
+        let (pin, lacks_session) = (self.request.hints.pinned(leg), self.lacks_session(leg, &error));
         let is_of_worker = error.is_of_worker() || self.lacks_model(&error) || lacks_session;
         let was_read = error.began() || is_of_worker || !self.awaits_token;
         let is_pinned = pin.is_some() && !is_unread && (leg != Leg::Decode || was_read);
