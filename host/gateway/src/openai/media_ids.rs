@@ -1,26 +1,15 @@
 //! Ids that clients give to the media of a chat: vLLM keeps media under the `uuid` of their part, and takes a
 //! later part with the `uuid` alone.
 
-use std::collections::HashMap;
+use std::borrow::Cow;
 
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
 use crate::openai::request::{Endpoint, Request};
 
-/// Ids of one request that count.
+/// Parts of one request whose ids count.
 const MAX_IDS: usize = 64;
-/// Keys of parts that have the data of media.
-const DATA: [&str; 8] = [
-    "audio_embeds",
-    "audio_url",
-    "image_embeds",
-    "image_pil",
-    "image_url",
-    "input_audio",
-    "video_embeds",
-    "video_url",
-];
 
 /// Hashes of the ids of a request's media.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -37,6 +26,47 @@ struct Message<'a> {
     content: Option<&'a RawValue>,
 }
 
+/// A part of a content, with the keys that have the data of media.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Part<'a> {
+    #[serde(borrow)]
+    uuid: Option<Cow<'a, str>>,
+    audio_embeds: Data,
+    audio_url: Data,
+    image_embeds: Data,
+    image_pil: Data,
+    image_url: Data,
+    input_audio: Data,
+    video_embeds: Data,
+    video_url: Data,
+}
+
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum Data {
+    #[default]
+    NoKey,
+    Missing,
+    Present,
+}
+
+impl<'de> Deserialize<'de> for Data {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let is_missing = matches!(<&RawValue>::deserialize(from)?.get(), "null" | "{}" | "\"\"");
+        Ok(if is_missing { Self::Missing } else { Self::Present })
+    }
+}
+
+impl Part<'_> {
+    fn data(&self) -> Data {
+        let audio = [self.audio_embeds, self.audio_url];
+        let image = [self.image_embeds, self.image_pil, self.image_url];
+        let other = [self.input_audio, self.video_embeds, self.video_url];
+        let mut all = audio.into_iter().chain(image).chain(other);
+        all.find(|data| *data != Data::NoKey).unwrap_or_default()
+    }
+}
+
 impl MediaIds {
     /// Returns the ids in a request, hashed by `hash`.
     pub(crate) fn of(request: &Request, hash: impl Fn(&str) -> u64) -> Self {
@@ -47,21 +77,18 @@ impl MediaIds {
     fn among(messages: &str, hash: impl Fn(&str) -> u64) -> Self {
         let messages: Vec<Message<'_>> = serde_json::from_str(messages).unwrap_or_default();
         let contents = messages.iter().filter_map(|message| message.content.map(RawValue::get));
+        let parts = contents
+            .filter(|content| names_id(content))
+            .flat_map(|content| serde_json::from_str::<Vec<&RawValue>>(content).unwrap_or_default());
         let mut ids = Self::default();
-        for content in contents.filter(|content| names_id(content)) {
-            let parts: Vec<HashMap<String, &RawValue>> = serde_json::from_str(content).unwrap_or_default();
-            for part in parts {
-                let id: Option<String> = part.get("uuid").and_then(|id| serde_json::from_str(id.get()).ok());
-                let mut data = DATA.iter().filter_map(|key| part.get(*key).map(|value| value.get()));
-                let (Some(id), Some(data)) = (id.filter(|id| !id.is_empty()), data.next()) else { continue };
-                if ids.all.len() == MAX_IDS {
-                    return ids;
-                }
-                let id = hash(&id);
-                ids.all.push(id);
-                if matches!(data, "null" | "{}" | "\"\"") && ids.missing.is_none() {
-                    ids.missing = Some(id);
-                }
+        for part in parts.map(RawValue::get).filter(|part| names_id(part)).take(MAX_IDS) {
+            let part: Part<'_> = serde_json::from_str(part).unwrap_or_default();
+            let data = part.data();
+            let Some(id) = part.uuid.filter(|id| !id.is_empty() && data != Data::NoKey) else { continue };
+            let id = hash(&id);
+            ids.all.push(id);
+            if data == Data::Missing && ids.missing.is_none() {
+                ids.missing = Some(id);
             }
         }
         ids
@@ -108,6 +135,11 @@ mod tests {
         ] {
             assert_eq!(ids(none), (vec![], None), "{none}");
         }
+        // A part that is a text.
+        assert_eq!(ids(&format!(r#"[{{"content":["a",{image}]}}]"#)), (vec![1], None));
+        // Parts count that may have an id: each one is read.
+        let unread = r#"{"uuid":1},"#.repeat(MAX_IDS);
+        assert_eq!(ids(&format!(r#"[{{"content":[{unread}{image}]}}]"#)), (vec![], None));
         let many: Vec<&str> = std::iter::repeat_n(image, 200).collect();
         assert_eq!(ids(&format!(r#"[{{"content":[{}]}}]"#, many.join(","))).0.len(), MAX_IDS);
     }
