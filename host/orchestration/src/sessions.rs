@@ -1,5 +1,5 @@
-//! Session affinity [F8], stored responses and media [I12]: the worker that each leg of a session is bound to,
-//! the worker that stored a response, and the one that got a medium, for a limited time.
+//! Session affinity [F8], stored responses and media [I12]: the worker that each leg of a session is bound
+//! to, the worker that stored a response, and the one that got a medium, for a limited time.
 //!
 //! The first successful dispatch of a leg binds it. When the bound worker is no longer eligible, the request
 //! is routed again, and the new dispatch replaces the binding.
@@ -19,8 +19,8 @@ mod shared;
 use shared::Sharing;
 pub use shared::{CLOSED_FOR, SessionChange, Stamp};
 
-/// Maximum number of bindings of sessions, of those of responses, and of those of media. Above it, the quarter
-/// that expires first is evicted.
+/// Maximum number of bindings of sessions, of those of responses, and of those of media. Above it, the
+/// quarter that expires first is evicted.
 pub const MAX_BINDINGS: usize = 100_000;
 /// How long the worker of a stored response is known.
 const RESPONSE_TTL: Duration = Duration::from_secs(24 * 3_600);

@@ -58,8 +58,8 @@ impl Drive {
         }
     }
 
-    /// Returns whether the engine of a leg says that it does not have the request's session. The gateway forgets
-    /// then that this engine had it. Another one may have it.
+    /// Returns whether the engine of a leg says that it does not have the request's session. The gateway
+    /// forgets then that this engine had it. Another one may have it.
     pub(super) fn lacks_session(&self, leg: Leg, error: &CallError) -> bool {
         let Some(session) = self.request.hints.engine_session else { return false };
         let CallError::Status { status: StatusCode::BAD_REQUEST, body, .. } = error else { return false };
