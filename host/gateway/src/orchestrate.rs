@@ -291,6 +291,14 @@ impl Drive {
         self.runs[leg].candidate.as_ref()
     }
 
+    /// The other leg's worker that a leg is routed for. The routing record of decode names the prefill worker
+    /// [C10]. If decode was chosen first, it stays booked [D5].
+    fn other_leg(&self, leg: Leg) -> Option<CandidateId> {
+        let other = leg.partner().map(|partner| &self.runs[partner]);
+        let other = other.filter(|run| leg == Leg::Decode || run.booking.is_booked());
+        other.and_then(|run| run.candidate.as_ref()).map(id_of)
+    }
+
     /// Whether a prefill call is in flight.
     pub(crate) fn prefill_runs(&self) -> bool {
         self.runs.prefill.call.is_some()

@@ -217,6 +217,19 @@ impl<'a> Query<'a> {
 }
 
 impl RoutingRequest {
+    /// The same request with only the facts that decide which workers may serve it (F6).
+    #[must_use]
+    pub fn conditions(&self) -> Self {
+        Self {
+            context_tokens: self.context_tokens,
+            lora: self.lora.clone(),
+            required_taints: self.required_taints.clone(),
+            allowed_workers: self.allowed_workers.clone(),
+            engine: self.engine,
+            ..Self::default()
+        }
+    }
+
     /// Number of blocks of the prompt, a partial last block included.
     #[must_use]
     pub fn request_blocks(&self) -> u32 {

@@ -205,7 +205,8 @@ fn last_looks(answers: Option<&AtomicBool>) -> OptionFuture<BoxFuture<'_, ()>> {
 /// Waits until a leg may be routed again; without a wait, forever.
 async fn wait_or_never(waiting: Option<&Waiting>) {
     match waiting {
-        Some(waiting) => waiting.over().await,
+        // Boxed, because few requests wait here.
+        Some(waiting) => Box::pin(waiting.over()).await,
         None => std::future::pending().await,
     }
 }

@@ -13,9 +13,7 @@ use tokio::time::Instant;
 use super::{Drive, id_of, leg_run::LegBooking, plan};
 use crate::{
     connectors::{RequestToken, connector_for, rooms},
-    openai::error::ApiError,
-    openai::generate,
-    openai::request::Request,
+    openai::{error::ApiError, generate, request::Request},
     state::State,
     telemetry::account::Account,
 };
@@ -83,6 +81,8 @@ impl Drive {
             return self.plan_refused(place, begun);
         }
         let found = self.find(leg, &mut refused);
+        // What was found takes the place that was kept for the leg.
+        self.runs[leg].others = None;
         self.account.refused(refused);
         match found {
             Ok(found) if is_planned && self.prefill_refuses() => {
@@ -289,28 +289,24 @@ impl Drive {
     }
 
     fn query(&self, leg: Leg) -> Query<'_> {
-        // The routing record of decode names the prefill worker [C10]. If decode was chosen first, it stays
-        // booked [D5].
-        let other = leg.partner().map(|partner| &self.runs[partner]);
-        let other = other.filter(|run| leg == Leg::Decode || run.booking.is_booked());
-        let other = other.and_then(|run| run.candidate.as_ref());
+        let other = self.other_leg(leg);
         let question = plan::question(&self.state, &self.request, &self.routing_request, &self.snapshot, leg);
         let only_consumes = self.legs.only_consumes();
         let pairing = match leg {
             Leg::Decode => Pairing {
                 is_first: other.is_none(),
-                reserved: self.place.as_ref().map(ReservedPlace::worker),
+                reserved: self.reserved(leg),
                 committed: self.attempts.committed(only_consumes),
                 ..question.pairing
             },
-            _ => question.pairing,
+            _ => Pairing { reserved: self.reserved(leg), ..question.pairing },
         };
         Query {
             pin: question.pin.filter(|_| pairing.committed.is_none() || !only_consumes),
             pairing,
             attempt: self.attempts.earlier(),
             explain: self.explain || self.account.is_traced(),
-            other_leg: other.map(id_of),
+            other_leg: other,
             queue_us: u32::try_from(self.attempts.queued().as_micros()).unwrap_or(u32::MAX),
             planned: self.planned_for(leg),
             tried: self.attempts.tried(),

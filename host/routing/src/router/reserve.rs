@@ -1,7 +1,7 @@
 //! Reserves a place for the decode leg before its prefill runs. A prefill whose result no decode worker takes
 //! would hold blocks for nothing.
 
-use pointsman_workers::{Leg, Reservation, WorkerId};
+use pointsman_workers::{Candidate, Leg, Reservation, Worker, WorkerId};
 use tokio::time::Instant;
 
 use super::{RouteError, Router, eligible::candidate_rows};
@@ -22,6 +22,10 @@ pub struct ReservedPlace {
 }
 
 impl ReservedPlace {
+    fn on(worker: &Worker) -> Self {
+        Self { worker: worker.id(), _reservation: worker.reserve() }
+    }
+
     /// Returns the worker that has the place.
     #[must_use]
     pub fn worker(&self) -> WorkerId {
@@ -58,14 +62,34 @@ impl Router {
             match self.choose(&quiet, config, Purpose::Preview, buffers) {
                 Ok(chosen) => {
                     let worker = &chosen.candidate.worker;
-                    let place = || ReservedPlace { worker: worker.id(), _reservation: worker.reserve() };
-                    Ok(worker.spec().max_concurrency.map(|_| place()))
+                    Ok(worker.spec().max_concurrency.map(|_| ReservedPlace::on(worker)))
                 }
                 Err(not_chosen) => {
                     *refused = self.refused(&quiet, config, &not_chosen, buffers, started);
                     Err(not_chosen.error)
                 }
             }
+        })
+    }
+
+    /// Reserves a place on a worker that may serve a leg and takes it at once; `None` when one of them has no
+    /// limit. Asks no policy, and reads only the conditions of the request (see
+    /// [`RoutingRequest::conditions`](crate::RoutingRequest::conditions)).
+    ///
+    /// # Errors
+    /// No worker takes the leg at once.
+    pub fn reserve_free(&self, query: &Query<'_>) -> Result<Option<ReservedPlace>, RouteError> {
+        let pool = query.snapshot.pool(query.model, query.leg);
+        BufferPool::with_buffers(|buffers| {
+            candidate_rows(query, &self.busy, pool, &mut buffers.rows)?;
+            let rows = buffers.rows.iter().filter_map(|row| pool.get(*row as usize));
+            let is_free = |candidate: &&Candidate| {
+                candidate.ineligible().is_none() && !candidate.worker.is_at_learned_limit()
+            };
+            let has_limit = |candidate: &&Candidate| candidate.worker.spec().max_concurrency.is_some();
+            let free = rows.filter(is_free).min_by_key(has_limit);
+            let free = free.ok_or(RouteError::AllBusy(query.leg))?;
+            Ok(has_limit(&free).then(|| ReservedPlace::on(&free.worker)))
         })
     }
 
