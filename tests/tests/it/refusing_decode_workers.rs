@@ -345,8 +345,6 @@ enum Within {
     FirstEvent,
     /// After the head of a stream.
     LateEvent,
-    /// After an event that the client gets.
-    SecondEvent,
 }
 
 impl Within {
@@ -355,14 +353,10 @@ impl Within {
         let event = chunk(format!("data: {error}\n\n").as_bytes());
         let rest = [event, chunk(b"")].concat();
         let pause = Act::Pause(Duration::from_millis(100));
-        let empty =
-            r#"data: {"id":"x","model":"tiny","choices":[{"index":0,"text":"","finish_reason":null}]}"#;
-        let begin = [stream_head(), chunk(format!("{empty}\n\n").as_bytes())].concat();
         match self {
             Self::Whole => vec![Act::Send(json_answer(&error))],
             Self::FirstEvent => vec![Act::Send([stream_head(), rest].concat())],
             Self::LateEvent => vec![Act::Send(stream_head()), pause, Act::Send(rest)],
-            Self::SecondEvent => vec![Act::Send(begin), pause, Act::Send(rest)],
         }
     }
 }
@@ -441,32 +435,140 @@ async fn e6_a_handoff_that_decode_refuses_within_an_answer_goes_to_another_worke
 
 #[tokio::test]
 async fn e6_a_handoff_that_the_only_decode_worker_refuses_within_an_answer_is_offered_again() {
-    for within in [Within::Whole, Within::LateEvent, Within::SecondEvent] {
+    for within in [Within::Whole, Within::LateEvent] {
         let stream = !matches!(within, Within::Whole);
         let prefill = engine("length", Arc::default()).await;
         let decode = refusing_within(within, 503, 1).await;
         let cluster = gateway(KINDS[0], &[&prefill, &decode], "").await;
         let (status, text) = ask_for(&cluster, stream).await;
-        // E6.9, E6.16; I2.2: a client that has an event gets the refusal
-        let is_late = matches!(within, Within::SecondEvent);
-        assert_eq!((status, text.contains("good")), (200, !is_late), "{within:?}: {text}");
+        // E6.9, E6.16
+        assert_eq!((status, text.contains("good")), (200, true), "{within:?}: {text}");
         cluster.until("the handoff is offered again", |_| decode.requests().len() == 2).await.unwrap();
         cluster.at_rest().await.unwrap();
         assert_eq!(prefill.requests().len(), 1, "{within:?}");
         let is_one_token = decode.requests()[1].body.contains("\"max_tokens\":1,");
         // E6.6
-        assert_eq!(is_one_token, is_late, "{within:?}");
+        assert!(!is_one_token, "{within:?}");
         assert_eq!(cluster.handoffs("lost_no_decode_worker").await.unwrap(), 0.0);
 
         let decode = refusing_within(within, 503, 99).await;
         let cluster = gateway(KINDS[0], &[&prefill, &decode], ",handoff_lease_s=2").await;
         let (status, text) = ask_for(&cluster, stream).await;
         assert!(status == 503 || (stream && status == 200), "{within:?}: {status} {text}");
-        assert!(text.contains("overloaded") || is_late, "{within:?}: {text}");
+        assert!(text.contains("overloaded"), "{within:?}: {text}");
         cluster.at_rest().await.unwrap();
         // E6.7, E6.9
         assert_eq!(cluster.handoffs("lost_no_decode_worker").await.unwrap(), 1.0, "{within:?}");
         assert_eq!(prefill.requests().len(), 2, "one prefill for each request");
         assert!(decode.requests().len() > 1, "it was offered again");
+    }
+}
+
+/// Endpoints, the first event of their streams, and the rest. Engines send the first one with their first
+/// output, except where it says otherwise.
+const STREAMS: [(&str, &str, &str); 4] = [
+    (
+        "/v1/chat/completions",
+        r#"data: {"id":"x","choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}"#,
+        r#"data: {"id":"x","choices":[{"index":0,"delta":{"content":"good"},"finish_reason":"stop"}]}"#,
+    ),
+    (
+        "/v1/messages",
+        "event: message_start\ndata: {\"type\":\"message_start\",\"message\":{\"id\":\"m\"}}",
+        "event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"index\":0,\"delta\":{\"type\":\"text_delta\",\"text\":\"good\"}}\n\nevent: message_stop\ndata: {\"type\":\"message_stop\"}",
+    ),
+    // The first event comes before the engine generates anything.
+    (
+        RESPONSES,
+        "event: response.created\ndata: {\"type\":\"response.created\",\"response\":{\"id\":\"r\",\"status\":\"in_progress\"},\"sequence_number\":0}",
+        "event: response.output_text.delta\ndata: {\"type\":\"response.output_text.delta\",\"delta\":\"good\",\"sequence_number\":1}\n\nevent: response.completed\ndata: {\"type\":\"response.completed\",\"response\":{\"id\":\"r\",\"status\":\"completed\"},\"sequence_number\":2}",
+    ),
+    // The client gets the first event at once.
+    (
+        COMPLETIONS,
+        r#"data: {"id":"x","choices":[{"index":0,"text":"","finish_reason":null}]}"#,
+        r#"data: {"id":"x","choices":[{"index":0,"text":"good","finish_reason":"stop"}]}"#,
+    ),
+];
+const RESPONSES: &str = "/v1/responses";
+
+/// When a decode engine refuses a request that it began to answer.
+#[derive(Clone, Copy, Debug)]
+enum Refuses {
+    /// Together with the first event.
+    AtOnce,
+    Later,
+}
+
+/// An engine of a version that hands over all endpoints.
+async fn new_engine(script: impl Fn() -> Vec<Act> + Send + Sync + 'static) -> RawEngine {
+    RawEngine::start(move |request| match request.line.as_str() {
+        "GET /v1/models" => {
+            vec![Act::Send(json_answer(r#"{"object":"list","data":[{"id":"tiny","object":"model"}]}"#))]
+        }
+        "GET /version" => vec![Act::Send(json_answer(r#"{"version":"0.33.0"}"#))],
+        line if line.starts_with("GET") => vec![Act::Send(json_answer("{}"))],
+        _ => script(),
+    })
+    .await
+    .unwrap()
+}
+
+/// A decode engine that serves a stream, or refuses it after its first event.
+async fn refusing_after((path, first, last): (&str, &str, &str), refuses: Option<Refuses>) -> RawEngine {
+    let is_named = !path.ends_with("completions");
+    let (name, end) = if is_named { ("event: error\n", "") } else { ("", "data: [DONE]\n\n") };
+    let error = json!({ "type": "error", "error": { "message": "not now", "code": 503 } });
+    let rest = [chunk(format!("{name}data: {error}\n\n").as_bytes()), chunk(b"")].concat();
+    let good = [chunk(format!("{last}\n\n{end}").as_bytes()), chunk(b"")].concat();
+    let begin = [stream_head(), chunk(format!("{first}\n\n").as_bytes())].concat();
+    new_engine(move || match refuses {
+        None => vec![Act::Send([&begin[..], &good].concat())],
+        Some(Refuses::AtOnce) => vec![Act::Send([&begin[..], &rest].concat())],
+        Some(Refuses::Later) => {
+            let pause = Act::Pause(Duration::from_millis(100));
+            vec![Act::Send(begin.clone()), pause, Act::Send(rest.clone())]
+        }
+    })
+    .await
+}
+
+#[tokio::test]
+async fn e6_a_decode_worker_that_refuses_after_its_first_output_has_taken_the_handoff() {
+    for (stream, refuses) in STREAMS.into_iter().flat_map(|s| [(s, Refuses::AtOnce), (s, Refuses::Later)]) {
+        let prefill = new_engine(|| vec![Act::Send(json_answer(&answer("length")))]).await;
+        let decode = [refusing_after(stream, Some(refuses)).await, refusing_after(stream, None).await];
+        let cluster = gateway(KINDS[0], &[&prefill, &decode[0], &decode[1]], "").await;
+        let path = stream.0;
+        let mut body = json!({"model": "tiny", "max_tokens": 9, "stream": true});
+        match path {
+            COMPLETIONS => body["prompt"] = json!("which way?"),
+            RESPONSES => {
+                body = json!({"model": "tiny", "stream": true, "store": false, "input": "which way?"});
+            }
+            _ => body["messages"] = json!([{"role": "user", "content": "which way?"}]),
+        }
+        let reply = cluster.client.post(path, &[], body.to_string()).await.unwrap();
+        let text = String::from_utf8_lossy(&reply.body).into_owned();
+        // I2.2: a client that has an event gets the refusal
+        assert_eq!(
+            (reply.status.as_u16(), text.contains("good")),
+            (200, path != COMPLETIONS),
+            "{path} {text}"
+        );
+        assert_eq!(text.matches(stream.1).count(), 1, "{path} {refuses:?}: {text}");
+        cluster.at_rest().await.unwrap();
+        let line = format!("POST {path}");
+        let asked = [&prefill, &decode[0], &decode[1]]
+            .map(|engine| engine.requests().iter().filter(|request| request.line == line).count());
+        let expected = match path {
+            // E6.16, E5.2: it has not begun
+            RESPONSES => [1, 1, 1],
+            COMPLETIONS => [1, 1, 0],
+            // E6.16, E5.3: the retry has a handoff of its own
+            _ => [2, 1, 1],
+        };
+        assert_eq!(asked, expected, "{path} {refuses:?}");
+        assert_eq!(cluster.handoffs("lost_no_decode_worker").await.unwrap(), 0.0, "{path} {refuses:?}");
     }
 }

@@ -24,6 +24,12 @@ impl Drive {
 
     /// Records a failed leg: with its worker, or with the request if that is to blame.
     pub(super) fn leg_failed(&mut self, leg: Leg, error: CallError) -> Event {
+        let began = error.began();
+        self.note_failed_leg(leg, error, began)
+    }
+
+    /// Records a failed leg. `began`: whether its engine may have begun to work on the request.
+    pub(super) fn note_failed_leg(&mut self, leg: Leg, error: CallError, began: bool) -> Event {
         let candidate = self.runs[leg].candidate.clone();
         let source = self.source_of_broken(leg, &error);
         let blame = self.blame(leg, source.as_ref(), &error);
@@ -36,7 +42,7 @@ impl Drive {
         // No other worker may take a pinned leg. A handoff that was not read goes to the same one again.
         let (pin, lacks_session) = (self.request.hints.pinned(leg), self.lacks_session(leg, &error));
         let is_of_worker = error.is_of_worker() || self.lacks_model(&error) || lacks_session;
-        let was_read = error.began() || is_of_worker || !self.awaits_token;
+        let was_read = began || is_of_worker || !self.awaits_token;
         let is_pinned = pin.is_some() && !is_unread && (leg != Leg::Decode || was_read);
         let (asks, asks_pair) = match self.note_lost_rank(leg, &error) {
             true => (true, false),
@@ -51,7 +57,7 @@ impl Drive {
                 && !is_pinned
                 && !stored::may_run_on(&self.request, &error),
             refused: error.is_refusal() && error.refusal().is_none(),
-            began: error.began(),
+            began,
             broke: error.may_break_engine(),
             continuable: false,
         };

@@ -80,6 +80,8 @@ struct Relay {
     begun: bool,
     /// Length of the events that wait in the splitter for the next one.
     waiting: usize,
+    /// Whether an event came that engines send with their first output, when they have the handoff.
+    has_output: bool,
     /// Bytes for the client.
     out: BytesMut,
     last_number: LastNumber,
@@ -133,6 +135,7 @@ impl Relay {
             commented_at: now,
             begun: false,
             waiting: 0,
+            has_output: false,
             out: BytesMut::with_capacity(OUT_CAPACITY),
             last_number: LastNumber::default(),
             uncounted: 0,

@@ -131,8 +131,8 @@ impl Legs {
         }
         self.state.answering = LegState::Over;
         self.broken += u32::from(failed.broke);
-        // An engine that refuses the request has not taken the handoff, also if its answer began: some check
-        // a request, or their load, only within an answer with status 200.
+        // An engine that refuses the request has not taken the handoff, also if the head of its answer came:
+        // some check a request, or their load, only within an answer with status 200.
         self.dispatched &= failed.began;
         let answering = self.answering();
         if failed.continuable && failed.retryable && self.may_continue() {

@@ -70,7 +70,7 @@ pub struct Failed {
     /// Whether the engine refused the request as the client's error (4xx), and not because it is overloaded.
     pub refused: bool,
     /// Whether the engine may have begun to work on the request. It has not when no byte reached it, or when
-    /// it refused the request or has too much to do, as its status says or an error within its answer.
+    /// it refused the request or has too much to do, as its status says, or an error before any output.
     pub began: bool,
     /// Whether the engine broke while it handled the request. The request may be the reason.
     pub broke: bool,

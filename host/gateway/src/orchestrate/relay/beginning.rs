@@ -42,6 +42,7 @@ impl Relay {
                 }
                 seen => seen?,
             };
+            self.has_output |= comes_with_output(self.drive.request.endpoint, event);
             has_answer = !self.may_wait(event, &seen, earlier.is_none());
             earlier = Some(seen);
             if has_answer {
@@ -78,6 +79,12 @@ impl Relay {
             _ => false,
         }
     }
+}
+
+/// Whether engines send an event, which is not an error, only with their first output. So they do with the
+/// role of a chat and the beginning of a message. They announce a response before they generate anything.
+fn comes_with_output(endpoint: Endpoint, event: &[u8]) -> bool {
+    endpoint != Endpoint::Responses || !seen::is_announcement(event)
 }
 
 /// Whether an event of a chat has neither a token nor the end of the answer.

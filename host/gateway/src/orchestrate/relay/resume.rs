@@ -109,7 +109,7 @@ impl Relay {
         // A worker that is silent to all, or down, did not break on one stream.
         let is_silent = matches!(error, CallError::Timeout(_) | CallError::Down);
         self.resumption.is_suspect = error.breaks_engine() && !is_silent;
-        let event = self.drive.stream_failed(error, self.resumption.rest.is_some());
+        let event = self.drive.stream_failed(error, self.resumption.rest.is_some(), self.has_output);
         self.report(event);
         if self.resumption.rest.take().is_some() {
             self.drive.not_continued("exhausted");
@@ -208,7 +208,8 @@ impl Relay {
         let now = Instant::now();
         self.incoming = Some(head.into_body());
         self.splitter = Splitter::default();
-        (self.read_at, self.event_at, self.begun, self.waiting) = (now, now, false, 0);
+        (self.read_at, self.event_at) = (now, now);
+        (self.begun, self.waiting, self.has_output) = (false, 0, false);
         self.resumption.is_pending = false;
         self.resumption.moving.changes_worker();
         self.resumption.seam.iter_mut().for_each(Seam::asks_again);
@@ -296,8 +297,10 @@ impl Relay {
 
 impl Drive {
     /// Records the failure of the stream that is relayed. `continuable`: its rest may be generated elsewhere.
-    fn stream_failed(&mut self, error: CallError, continuable: bool) -> Event {
-        match self.answer_failed(error) {
+    /// `has_output`: the engine began, also if it refuses the request now.
+    fn stream_failed(&mut self, error: CallError, continuable: bool, has_output: bool) -> Event {
+        let began = has_output || error.began();
+        match self.note_failed_leg(self.answering(), error, began) {
             Event::Failed(leg, failed) => Event::Failed(leg, Failed { continuable, ..failed }),
             other => other,
         }

@@ -98,6 +98,23 @@ fn e6_a_handoff_that_is_refused_after_an_event_for_the_client_is_consumed_withou
 }
 
 #[test]
+fn e6_a_handoff_that_is_refused_after_output_is_not_offered_again() {
+    let begins: &[(Event, &[Action])] = &[(E::Head, &[A::Relay])];
+    for failed in [OVERLOADED, REFUSED_HERE] {
+        let refused = E::Failed(Leg::Decode, Failed { began: true, ..failed });
+        let mut legs = check(Shape::Remote, 1, &[&sent(COMPLETED)[..], begins].concat());
+        // The client has no event.
+        legs.begin_again();
+        // E6.16, E5.3
+        assert_eq!(legs.on(refused)[..], [A::Cancel(Leg::Decode), A::Route(Leg::Prefill)]);
+        let ends: &[(Event, &[Action])] =
+            &[(refused, &[A::Cancel(Leg::Decode), A::Fail(Leg::Decode), A::Finish])];
+        // E6.16, I2.2
+        check(Shape::Remote, 1, &[&sent(COMPLETED)[..], begins, ends].concat());
+    }
+}
+
+#[test]
 fn e3_a_pair_whose_decode_refuses_within_its_answer_is_started_anew() {
     for traits in [BOOTSTRAP, BOOTSTRAP_NO_ABORT] {
         let (mut legs, _) = Legs::new(Shape::Remote, RetryPolicy { retries: 1, ..RetryPolicy::default() });
