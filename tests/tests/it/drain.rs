@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
-    time::{sleep, timeout},
+    time::{Instant, sleep, timeout},
 };
 
 const CHAT: &str = "/v1/chat/completions";
@@ -106,27 +106,44 @@ async fn i7_kept_connections_end_when_the_drain_begins() {
     timeout(Duration::from_secs(30), async { tokio::join!(gateway.drain(), finish) }).await.unwrap();
 }
 
-/// Proxies repeat no POST that was on its way when its kept connection ended.
-#[tokio::test]
-async fn i7_a_request_that_comes_on_a_kept_connection_as_the_drain_begins_is_answered() {
+/// Asks on a kept connection as the drain begins. Returns what the gateway sends until the connection ends;
+/// `None`: it ended without an answer, when a busy machine had used up the second.
+async fn ask_as_the_drain_begins() -> Option<String> {
     let TestCluster { gateway, sims: _sims, .. } = cluster(Duration::from_secs(20)).await;
     let mut kept = TcpStream::connect(gateway.address).await.unwrap();
     kept.write_all(b"GET /v1/models HTTP/1.1\r\nhost: gateway\r\n\r\n").await.unwrap();
     let mut begin = [0; 15];
     kept.read_exact(&mut begin).await.unwrap();
     let draining = gateway.state().draining.clone();
-    let finish = async {
+    let begun = Instant::now();
+    let ask = async {
         draining.cancelled().await;
         // Longer than the interval at which the drain counts requests in flight: there are none.
         sleep(Duration::from_millis(100)).await;
         let head = format!("POST {CHAT} HTTP/1.1\r\nhost: gateway\r\ncontent-length: {}\r\n\r\n", BODY.len());
-        kept.write_all((head + BODY).as_bytes()).await.unwrap();
-        let answers = rest(&mut kept).await;
+        kept.write_all((head + BODY).as_bytes()).await?;
+        let mut text = String::new();
+        kept.read_to_string(&mut text).await?;
+        std::io::Result::Ok(text)
+    };
+    let ask = async { (ask.await, begun.elapsed() >= Duration::from_secs(1)) };
+    let both = timeout(Duration::from_secs(30), async { tokio::join!(gateway.drain(), ask) });
+    let ((), (answers, is_late)) = both.await.unwrap();
+    let has_answer = answers.as_ref().is_ok_and(|text| text.contains("HTTP/1.1 "));
+    (has_answer || !is_late).then(|| answers.unwrap())
+}
+
+/// Proxies repeat no POST that was on its way when its kept connection ended.
+#[tokio::test]
+async fn i7_a_request_that_comes_on_a_kept_connection_as_the_drain_begins_is_answered() {
+    for _ in 0..10 {
+        let Some(answers) = ask_as_the_drain_begins().await else { continue };
         // I7.5
         let (_, last) = answers.rsplit_once("HTTP/1.1 ").expect("the connection ended before the answer");
         assert!(last.starts_with("503 ") && last.contains("\r\nconnection: close\r\n"), "{answers}");
-    };
-    timeout(Duration::from_secs(30), async { tokio::join!(gateway.drain(), finish) }).await.unwrap();
+        return;
+    }
+    panic!("the machine was too busy ten times");
 }
 
 #[tokio::test]

@@ -7,6 +7,10 @@ use std::{
     io::{BufRead as _, BufReader, ErrorKind, Read as _, Write as _},
     net::{SocketAddr, TcpListener, TcpStream},
     process::{Child, Command, Stdio},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -14,7 +18,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 use tokio::time::Instant;
 
-use crate::service_manager::{slow_engine, text_of};
+use crate::service_manager::{engine_after, text_of};
 
 /// A gateway with one worker, at addresses that are known before it listens.
 struct Gateway {
@@ -26,14 +30,12 @@ struct Gateway {
 }
 
 impl Gateway {
-    /// Starts it with these `[timeouts]`. The first health check of its worker takes `pause`.
-    fn start(pause: Duration, timeouts: &str) -> Self {
+    /// Starts it with this worker and these lines of its configuration.
+    fn start(engine: SocketAddr, more: &str) -> Self {
         let [clients, admin, picker] = free_addresses();
         let config = format!(
             "[server]\nlisten = '{clients}'\nadmin_listen = '{admin}'\n[ext_proc]\nlisten = '{picker}'\n\
-             [timeouts]\n{timeouts}\n\
-             [[workers]]\nurl = 'http://{}'\nengine = 'openai'\nrole = 'aggregated'\n",
-            slow_engine(pause)
+             {more}\n[[workers]]\nurl = 'http://{engine}'\nengine = 'openai'\nrole = 'aggregated'\n"
         );
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("pointsman.toml");
@@ -99,7 +101,15 @@ fn rest(stream: &mut TcpStream) -> String {
 /// A proxy then asks another gateway at once. A connection that waits looks to it like a slow gateway.
 #[test]
 fn n10_ports_refuse_connections_until_they_are_served() {
-    let gateway = Gateway::start(Duration::from_secs(2), "");
+    let answers = Arc::new(AtomicBool::new(false));
+    let may_answer = answers.clone();
+    let engine = engine_after(move || {
+        while !may_answer.load(Ordering::Relaxed) {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    });
+    // It serves clients after the first check of its worker (N10.1), or after this time (N10.2).
+    let gateway = Gateway::start(engine, "[probe]\nhealth_timeout = '60s'");
     until("the operators' listener", || TcpStream::connect(gateway.admin).is_ok());
     // N10.4
     assert!(is_refused(gateway.clients), "clients would wait");
@@ -107,6 +117,7 @@ fn n10_ports_refuse_connections_until_they_are_served() {
     assert!(is_refused(gateway.picker), "proxies would wait");
     // N10.3
     assert!(text_of(gateway.admin, "/healthz").starts_with("HTTP/1.1 200 OK"));
+    answers.store(true, Ordering::Relaxed);
     let gateway = gateway.serving();
     for address in [gateway.clients, gateway.picker] {
         TcpStream::connect(address).unwrap();
@@ -115,7 +126,7 @@ fn n10_ports_refuse_connections_until_they_are_served() {
 
 #[test]
 fn i7_a_gateway_that_stops_serves_until_its_drain_delay_is_over_or_a_second_signal() {
-    let mut gateway = Gateway::start(Duration::ZERO, "drain_delay = '10m'").serving();
+    let mut gateway = Gateway::start(engine_after(|| {}), "[timeouts]\ndrain_delay = '10m'").serving();
     let mut kept = TcpStream::connect(gateway.clients).unwrap();
     ask(&mut kept);
     let mut begin = [0; 15];
@@ -143,7 +154,7 @@ fn i7_a_gateway_that_stops_serves_until_its_drain_delay_is_over_or_a_second_sign
 
 #[test]
 fn i7_a_drain_delay_ends_by_itself() {
-    let mut gateway = Gateway::start(Duration::ZERO, "drain_delay = '700ms'").serving();
+    let mut gateway = Gateway::start(engine_after(|| {}), "[timeouts]\ndrain_delay = '700ms'").serving();
     let begun = Instant::now();
     gateway.terminate();
     assert!(gateway.process.wait().unwrap().success());

@@ -83,13 +83,18 @@ fn a_connection_that_comes_between_two_processes_is_served_by_the_second() {
 }
 
 /// An engine that answers each question after `pause`. It serves until the test ends.
-pub(crate) fn slow_engine(pause: Duration) -> SocketAddr {
+fn slow_engine(pause: Duration) -> SocketAddr {
+    engine_after(move || std::thread::sleep(pause))
+}
+
+/// An engine that waits like this before each answer.
+pub(crate) fn engine_after(wait: impl Fn() + Clone + Send + 'static) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let serve = move |mut stream: TcpStream| {
         let mut head = [0; 4096];
         let length = stream.read(&mut head).unwrap_or(0);
-        std::thread::sleep(pause);
+        wait();
         let (status, body) = match String::from_utf8_lossy(head.get(..length).unwrap()).split(' ').nth(1) {
             Some("/v1/models") => ("200 OK", r#"{"object":"list","data":[{"id":"tiny"}]}"#),
             Some("/v1/completions") => {
@@ -104,6 +109,7 @@ pub(crate) fn slow_engine(pause: Duration) -> SocketAddr {
     std::thread::spawn(move || {
         for stream in listener.incoming() {
             let stream = stream.unwrap();
+            let serve = serve.clone();
             std::thread::spawn(move || serve(stream));
         }
     });
