@@ -374,8 +374,7 @@ fn plain(bytes: &[u8]) -> usize {
 /// Whether a byte is a quote, a backslash or a control character. With its second bit inverted, a quote is a
 /// space and a space is a quote, so that one comparison finds quotes and control characters.
 fn stops(byte: u8) -> bool {
-    const SECOND_BIT: u8 = b'"' ^ b' ';
-    (byte ^ SECOND_BIT <= b' ') | (byte == b'\\')
+    (byte ^ (b'"' ^ b' ') <= b' ') | (byte == b'\\')
 }
 
 /// The place of the first byte that stops, eight bytes at a time.

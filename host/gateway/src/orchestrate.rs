@@ -139,6 +139,8 @@ pub(crate) struct Drive {
     stored: bool,
     /// Worker of a local plan.
     planned: Option<CandidateId>,
+    /// Where each leg may go if its engine falls asleep.
+    others: PerLeg<Option<Arc<asleep::OtherWorkers>>>,
     /// Workers for the rest of a stream that is about to leave its own.
     planned_move: Option<Box<PlannedMove>>,
     /// Its part in making room for others, from its first token on.
@@ -230,6 +232,7 @@ impl Drive {
             stored: false,
             planned: plan.planned,
             planned_move: None,
+            others: PerLeg::default(),
             pausing: None,
             over: None,
             estimate: None,

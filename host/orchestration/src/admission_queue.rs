@@ -201,9 +201,9 @@ impl AdmissionQueue {
         self.waiting() > 0 && self.inner.lock().order.has(&admission_request.line(leg, &[]))
     }
 
-    /// Takes a place, in a full queue that of another request where L3.14 allows it; otherwise `None`. `tried`
-    /// are workers that the request tried already. A request that waited for a worker has a place, which
-    /// becomes this one. No other request takes the place if `keeps_place`.
+    /// Takes a place, in a full queue that of another request where L3.14 allows it; otherwise `None`.
+    /// `tried` are workers that the request tried already. A request that waited for a worker has a place,
+    /// which becomes this one. No other request takes the place if `keeps_place`.
     #[must_use]
     pub fn park(
         self: &Arc<Self>,

@@ -287,8 +287,9 @@ impl Worker {
         self.health() == Health::Unhealthy && !self.state.answered.load(Ordering::Acquire)
     }
 
-    /// Returns a future that resolves when health checks find that the engine does not answer at all, or when
-    /// it falls asleep: requests may end their waiting for it. What happens before its first poll counts, too.
+    /// Returns a future that resolves when health checks find that the engine does not answer at all, or
+    /// when it falls asleep: requests may end their waiting for it. What happens before its first poll
+    /// counts, too.
     pub fn stops_serving(&self) -> Notified<'_> {
         self.state.stops_serving.notified()
     }

@@ -1,5 +1,5 @@
-//! Streams whose first event the gateway holds back (I3.17), and whose engine is silent after it: it generates
-//! a tool call that it sends as a whole.
+//! Streams whose first event the gateway holds back (I3.17), and whose engine is silent after it: it
+//! generates a tool call that it sends as a whole.
 
 use std::time::Duration;
 

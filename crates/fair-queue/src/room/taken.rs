@@ -5,7 +5,7 @@ use std::collections::{HashMap, VecDeque, hash_map::Entry};
 use super::{MAX_DISPLACED, Ranks};
 
 /// Largest number of places that are kept for each request that may lose its own. One tenant stays below it,
-/// so that none makes the gateway forget what it took.
+/// so that none makes the queue forget what it took.
 const MAX_LEFT: usize = 4;
 
 #[derive(Debug, Default)]

@@ -296,14 +296,7 @@ impl EtcdSource {
         let member = Member { client, endpoint, token: None, timeout: self.config.timeout };
         let body = json!({ "name": name, "password": password.trim_end() });
         let answer: Result<Value, Failure> = member.call("/v3/auth/authenticate", &body).await;
-        let lacked = std::mem::replace(&mut self.lacks_users, refusal::lacks_users(&answer));
-        if self.lacks_users {
-            if !lacked {
-                tracing::warn!(
-                    endpoint,
-                    "etcd has no users: it is read without `username` and `password_file`"
-                );
-            }
+        if refusal::lacks_users(&answer, &mut self.lacks_users, endpoint) {
             return Ok(None);
         }
         let answer = answer?;

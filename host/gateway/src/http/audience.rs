@@ -105,8 +105,8 @@ impl Audience {
         !matches!(self, Self::Clients | Self::Operators)
     }
 
-    /// Returns whether its listeners close when the drain begins. A proxy asks another gateway when it gets no
-    /// connection, and passes a refusal on.
+    /// Returns whether its listeners close when the drain begins. A proxy asks another gateway when it gets
+    /// no connection, and passes a refusal on.
     pub(super) fn closes_for_drain(self) -> bool {
         self.speaks_http2_only()
     }

@@ -6,7 +6,7 @@ use std::borrow::Cow;
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
-use crate::openai::request::{Endpoint, Request};
+use crate::openai::endpoint::Endpoint;
 
 /// Parts of one request whose ids count.
 const MAX_IDS: usize = 64;
@@ -68,9 +68,9 @@ impl Part<'_> {
 }
 
 impl MediaIds {
-    /// Returns the ids in a request, hashed by `hash`.
-    pub(crate) fn of(request: &Request, hash: impl Fn(&str) -> u64) -> Self {
-        let messages = request.body.get("messages").filter(|_| request.endpoint == Endpoint::ChatCompletions);
+    /// Returns the ids in the messages of a request, hashed by `hash`.
+    pub(crate) fn of(endpoint: Endpoint, messages: Option<&str>, hash: impl Fn(&str) -> u64) -> Self {
+        let messages = messages.filter(|_| endpoint == Endpoint::ChatCompletions);
         messages.filter(|text| names_id(text)).map(|text| Self::among(text, hash)).unwrap_or_default()
     }
 

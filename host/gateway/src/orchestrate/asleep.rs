@@ -62,7 +62,7 @@ impl Drive {
     /// Returns whether the engine of a leg sleeps, and another worker takes the leg at once.
     pub(super) fn may_leave_sleeper(&self, leg: Leg) -> bool {
         let is_asleep = self.candidate(leg).is_some_and(|candidate| candidate.worker.is_asleep());
-        let others = self.runs[leg].others.as_ref().filter(|_| is_asleep && self.legs.has_retries());
+        let others = self.others[leg].as_ref().filter(|_| is_asleep && self.legs.has_retries());
         others.is_some_and(|others| others.have_room())
     }
 
@@ -76,7 +76,7 @@ impl Drive {
 
     /// The worker on which a place is kept for a leg.
     pub(super) fn reserved(&self, leg: Leg) -> Option<WorkerId> {
-        let kept = self.runs[leg].others.as_ref().and_then(|others| others.place.get());
+        let kept = self.others[leg].as_ref().and_then(|others| others.place.get());
         let of_decode = self.place.as_ref().filter(|_| leg == Leg::Decode);
         of_decode.or(kept).map(ReservedPlace::worker)
     }

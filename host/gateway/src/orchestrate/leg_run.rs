@@ -10,7 +10,7 @@ use prefix_index::ProvisionalRecord;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::{asleep::OtherWorkers, refusals::Refusals};
+use super::refusals::Refusals;
 use crate::{
     budget::Share,
     connectors::PrefillAnswer,
@@ -26,8 +26,6 @@ pub(crate) struct LegRun {
     /// The record that the prompt is cached there. It is withdrawn unless the worker accepts the leg.
     pub(super) record: Option<ProvisionalRecord>,
     pub(super) call: Option<BoxFuture<'static, Result<LegAnswer, CallError>>>,
-    /// Where the leg may go if its engine falls asleep.
-    pub(super) others: Option<Arc<OtherWorkers>>,
     /// Cancelled when the call ends. The prefill call creates it.
     pub(super) over: Option<CancellationToken>,
     /// Whether the prefill call got the head of an answer that carries the handoff.

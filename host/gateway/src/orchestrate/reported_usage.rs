@@ -18,8 +18,8 @@ pub(super) const UNKNOWN_CONTEXT: u32 = 1 << 24;
 const MAX_TURNS: u32 = 64;
 
 impl Drive {
-    /// Records usage, with the prefill leg's cached tokens where the decode leg's number is wrong, and returns
-    /// what it recorded.
+    /// Records usage, with the prefill leg's cached tokens where the decode leg's number is wrong, and
+    /// returns what it recorded.
     pub(super) fn usage(&mut self, usage: Usage) -> Usage {
         let own = usage.cached_tokens.filter(|_| self.decode_knows_cached_tokens());
         let usage = Usage { cached_tokens: self.cached_tokens.or(own), ..usage };
@@ -32,8 +32,8 @@ impl Drive {
     }
 
     /// Records what the prefill engine reports of the prompt. Most clients do not ask for usage, so that the
-    /// decode engine reports nothing. If it does, its number of tokens replaces this one. The prompt of a rest
-    /// contains what the client got already, and does not count.
+    /// decode engine reports nothing. If it does, its number of tokens replaces this one. The prompt of a
+    /// rest contains what the client got already, and does not count.
     pub(super) fn prompt_computed(&mut self, prompt: PromptUsage) {
         if prompt.tokens > 0 && self.rest.is_none() {
             let PromptUsage { tokens: prompt_tokens, cached_tokens } = prompt;

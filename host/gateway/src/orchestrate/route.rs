@@ -82,7 +82,7 @@ impl Drive {
         }
         let found = self.find(leg, &mut refused);
         // What was found takes the place that was kept for the leg.
-        self.runs[leg].others = None;
+        self.others[leg] = None;
         self.account.refused(refused);
         match found {
             Ok(found) if is_planned && self.prefill_refuses() => {

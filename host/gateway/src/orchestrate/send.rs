@@ -121,8 +121,8 @@ impl Drive {
         // A decode leg that runs beside it names the engine of this rank: both legs are retried then.
         let rank_is_chosen = self.rank_is_chosen(Leg::Prefill) && self.engine_id.is_none();
         let others = self.other_workers(Leg::Prefill);
+        self.others.prefill.clone_from(&others);
         let run = &mut self.runs.prefill;
-        run.others.clone_from(&others);
         run.over = Some(CancellationToken::new());
         let answers = Arc::new(AtomicBool::new(false));
         run.answers = answers.clone();
@@ -188,7 +188,7 @@ impl Drive {
         // The engine of a pair answers after the prefill, which has a limit of its own.
         let prefill_over = self.runs.prefill.over.clone().filter(|_| self.prefill_runs());
         let (rank_is_chosen, others) = (self.rank_is_chosen(leg), self.other_workers(leg));
-        self.runs[leg].others.clone_from(&others);
+        self.others[leg].clone_from(&others);
         self.runs[leg].call = Some(Box::pin(async move {
             let mut in_flight = InFlight::new(worker.clone(), prefill_over.clone());
             let call = pin!(async {

@@ -159,8 +159,8 @@ impl CallError {
     }
 
     /// Returns whether the engine may have begun to work on the request. It has not when no byte reached it,
-    /// or when its answer was a refusal, also within an answer that said 200: some engines check a request, or
-    /// their load, only there. After an event of its output, this says nothing.
+    /// or when its answer was a refusal, also within an answer that said 200: some engines check a request,
+    /// or their load, only there. After an event of its output, this says nothing.
     #[must_use]
     pub(crate) fn began(&self) -> bool {
         match self {

@@ -5,7 +5,7 @@ use std::cell::Cell;
 use anyhow::bail;
 
 use super::{
-    flags::{self, Arity, Flag},
+    flags::{self, Arity, Flag, is_variable},
     known_flag, production_flags, program, shell,
 };
 use crate::report::{Kind, Place, plain};
@@ -215,16 +215,4 @@ fn whole_line(arguments: &[String]) -> Option<&str> {
     let [line] = arguments else { return None };
     let (first, _) = line.trim().split_once(char::is_whitespace)?;
     (!first.contains('=') || program::is_assignment(first)).then_some(line)
-}
-
-/// Returns whether a value has a variable of a shell (`$PORT`, `${PORT}`, `$(PORT)`) or of a template (`{{
-/// .port }}`). A secret may have a dollar sign, so only a variable alone counts there.
-pub(super) fn is_variable(flag: &str, value: &str) -> bool {
-    let begins = |letter: char| letter.is_ascii_alphanumeric() || "{(_@*".contains(letter);
-    if flags::is_secret(flag) {
-        let name = value.strip_prefix('$').unwrap_or_default();
-        let of_name = |letter: char| letter.is_ascii_alphanumeric() || "_{}()".contains(letter);
-        return !name.is_empty() && name.chars().all(of_name);
-    }
-    value.contains("{{") || value.split('$').skip(1).any(|rest| rest.starts_with(begins))
 }

@@ -362,3 +362,15 @@ pub(super) fn is_secret(name: &str) -> bool {
 pub(super) fn names() -> impl Iterator<Item = &'static str> {
     FLAGS.iter().map(|flag| flag.name)
 }
+
+/// Returns whether a value has a variable of a shell (`$PORT`, `${PORT}`, `$(PORT)`) or of a template (`{{
+/// .port }}`). A secret may have a dollar sign, so only a variable alone counts there.
+pub(super) fn is_variable(flag: &str, value: &str) -> bool {
+    let begins = |letter: char| letter.is_ascii_alphanumeric() || "{(_@*".contains(letter);
+    if is_secret(flag) {
+        let name = value.strip_prefix('$').unwrap_or_default();
+        let of_name = |letter: char| letter.is_ascii_alphanumeric() || "_{}()".contains(letter);
+        return !name.is_empty() && name.chars().all(of_name);
+    }
+    value.contains("{{") || value.split('$').skip(1).any(|rest| rest.starts_with(begins))
+}

@@ -2,7 +2,7 @@
 
 use anyhow::anyhow;
 
-use super::{arguments::is_variable, launchers, shell::file_name};
+use super::{flags::is_variable, launchers, shell::file_name};
 use crate::report::plain;
 
 /// Words that may stand before the first flag.

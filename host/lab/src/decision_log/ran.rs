@@ -139,8 +139,8 @@ fn warning(lane: &str, parts: &[String], ran: &Parts<'_>, active: &BTreeSet<&str
 }
 
 impl Ran {
-    /// Returns what ran in the slot of a decision. The decision of a session or a pin does not tell the native
-    /// mode of its slot.
+    /// Returns what ran in the slot of a decision. The decision of a session or a pin does not tell the
+    /// native mode of its slot.
     fn of(decision: &LoggedDecision) -> Option<Self> {
         let native = || match decision.decider.as_str() {
             "native" if decision.slot != OVERRIDE => decision.reason.clone(),

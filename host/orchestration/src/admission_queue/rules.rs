@@ -221,8 +221,8 @@ impl AdmissionRequest<'_> {
         (u64::from(self.request.prompt_tokens), estimated_output(self.request))
     }
 
-    /// Expected cost, and what it takes of the room: its bytes, or those that one of `limit` requests may have
-    /// if these are more.
+    /// Expected cost, and what it takes of the room: its bytes, or those that one of `limit` requests may
+    /// have if these are more.
     pub(super) fn need(&self, rules: &QueueRules) -> Need {
         let (input, output) = self.tokens();
         let size = self.bytes.max(rules.bytes / rules.limit.max(1)).min(MAX_SIZE);

@@ -1,5 +1,5 @@
-//! The host functions of the interface `state`: the slot's state, that of its shadow, or the call's scratch where
-//! no write may last.
+//! The host functions of the interface `state`: the slot's state, that of its shadow, or the call's scratch
+//! where no write may last.
 
 use super::Guest;
 use crate::{bindings::memory::pointsman::policy::state, state::StateError};

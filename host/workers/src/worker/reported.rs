@@ -157,8 +157,8 @@ impl Worker {
         self.state.asleep.load(Ordering::Acquire)
     }
 
-    /// Sets whether the engine sleeps, and wakes the requests that wait for it if it fell asleep. Returns true
-    /// if it changed.
+    /// Sets whether the engine sleeps, and wakes the requests that wait for it if it fell asleep. Returns
+    /// true if it changed.
     pub fn set_asleep(&self, asleep: bool) -> bool {
         let changed = self.state.asleep.swap(asleep, Ordering::AcqRel) != asleep;
         if changed {

@@ -6,9 +6,15 @@ use reqwest::Response;
 
 use super::http::{self, Failure};
 
-/// Returns whether etcd refused to issue a token because it has no users.
-pub(super) fn lacks_users<T>(answer: &Result<T, Failure>) -> bool {
-    answer.as_ref().is_err_and(|failure| failure.problem.contains("authentication is not enabled"))
+/// Returns whether etcd refused to issue a token because it has no users, and warns when that begins.
+/// `lacked`: whether it had none before.
+pub(super) fn lacks_users<T>(answer: &Result<T, Failure>, lacked: &mut bool, endpoint: &str) -> bool {
+    let lacks =
+        answer.as_ref().is_err_and(|failure| failure.problem.contains("authentication is not enabled"));
+    if !std::mem::replace(lacked, lacks) && lacks {
+        tracing::warn!(endpoint, "etcd has no users: it is read without `username` and `password_file`");
+    }
+    lacks
 }
 
 /// Describes an answer that is not a success, and what to do about refusals whose status says nothing.

@@ -1,5 +1,5 @@
-//! Times between the tokens of an answer: of each sequence, since an engine generates the choices of a request
-//! and the prompts of its list side by side.
+//! Times between the tokens of an answer: of each sequence, since an engine generates the choices of a
+//! request and the prompts of its list side by side.
 
 use tokio::time::{Duration, Instant};
 
