@@ -423,7 +423,7 @@ async fn e6_a_handoff_that_decode_refuses_within_an_answer_goes_to_another_worke
             assert!(status == 200 && text.contains("good"), "{kind:?} {within:?} {code}: {status} {text}");
             cluster.at_rest().await.unwrap();
             let asked = [&prefill, &decode[0], &decode[1]].map(|engine| engine.requests().len());
-            // E6.16, E5.2; E5.3: an addressed handoff is lost, and counted
+            // E6.16, E5.2, E5.3: an addressed handoff is lost, and counted
             let is_addressed = kind.0.contains("p2p");
             let prefills = if is_addressed { 2 } else { 1 };
             assert_eq!(asked, [prefills, 1, 1], "{kind:?} {within:?} {code}");
