@@ -60,7 +60,7 @@ impl Registry {
 
     /// Like [`Self::reread_models`], for a request that is refused for good otherwise. If the last reading
     /// began before the request came, an engine may have loaded the model since: this waits for the next
-    /// one, too, unless [`MAX_WAITING`] requests do, or it is due only after [`PAUSE`].
+    /// one, too, unless 100 requests do, or it is due only after 2 s.
     pub async fn reread_models_anew(&self, is_found: impl Fn(&Snapshot) -> bool) {
         let came = Instant::now();
         self.reread_models(&is_found).await;
