@@ -79,7 +79,7 @@ use broken_handoff::BrokenHandoff;
 use executor::{Ending, Executor, Reached};
 use leg_run::LegRun;
 use next_event::Reported;
-pub(crate) use plan::{PlannedRequest, RequestPlan, Unplanned, is_unknown, no_worker_registered, plan};
+pub(crate) use plan::{PlannedRequest, RequestPlan, Unplanned, no_worker_registered, plan};
 use planned_move::PlannedMove;
 use relay::Answer;
 pub(crate) use respond::{DECISION, tell_decisions};

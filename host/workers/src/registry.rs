@@ -7,10 +7,7 @@ use std::{
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
-use tokio::{
-    sync::{Semaphore, watch},
-    time::Instant,
-};
+use tokio::{sync::watch, time::Instant};
 
 mod activation;
 mod followed;
@@ -25,7 +22,7 @@ pub(crate) use followed::Followed;
 use learned::Learned;
 pub use name_conflicts::NameConflict;
 use name_conflicts::{NameConflicts, warn_of_new};
-use reread::{MAX_WAITING, Reread};
+use reread::Reread;
 use shared_addresses::SharedAddresses;
 
 use crate::{
@@ -91,8 +88,6 @@ pub struct Registry {
     columns: Columns,
     learned: Learned,
     reread: Mutex<Option<Reread>>,
-    /// Places of the requests that wait for the next reading.
-    waiting: Semaphore,
     warm_ups: WarmUps,
 }
 
@@ -129,7 +124,6 @@ impl Default for Registry {
             columns: Columns::default(),
             learned: Learned::default(),
             reread: Mutex::default(),
-            waiting: Semaphore::new(MAX_WAITING),
             warm_ups: WarmUps::new(),
         }
     }

@@ -11,10 +11,7 @@ use crate::{
         request_error::RequestError,
         sampling,
     },
-    orchestrate::{
-        availability::{Lack, lack},
-        is_unknown,
-    },
+    orchestrate::availability::{Lack, lack},
     state::State,
 };
 
@@ -48,8 +45,7 @@ pub(super) async fn look_again(state: &State, model: &ModelName, endpoint: Endpo
         let adapter = if snapshot.serves(model) { None } else { snapshot.adapter_named(model) };
         lack(adapter.unwrap_or(model), endpoint, snapshot, &state.settings)
     };
-    let snapshot = state.registry.snapshot();
-    match lacks(&snapshot) {
+    match lacks(&state.registry.snapshot()) {
         None => return false,
         Some(Lack::Pair) => {
             state.registry.reread_models_later();
@@ -57,14 +53,8 @@ pub(super) async fn look_again(state: &State, model: &ModelName, endpoint: Endpo
         }
         Some(Lack::Workers) => {}
     }
-    let is_refused = snapshot.adapter_named(model).is_none() && is_unknown(state, model, &snapshot);
-    drop(snapshot);
-    let is_found = |snapshot: &Snapshot| lacks(snapshot) != Some(Lack::Workers);
     // Boxed, because few requests wait here.
-    match is_refused {
-        true => Box::pin(state.registry.reread_models_anew(is_found)).await,
-        false => Box::pin(state.registry.reread_models(is_found)).await,
-    }
+    Box::pin(state.registry.reread_models(|snapshot| lacks(snapshot) != Some(Lack::Workers))).await;
     true
 }
 

@@ -267,13 +267,22 @@ fn lacks_engine(request: &Request) -> ApiError {
     ))
 }
 
-/// The error for a model that no worker serves.
+/// The error for a model that no worker serves. A worker that joined a moment ago may serve it: its models
+/// are not known before it has loaded. A model whose workers left may come back, as may one that the
+/// configuration names.
 fn unknown_model(state: &State, model: &ModelName, snapshot: &Snapshot) -> ApiError {
     if snapshot.workers().is_empty() {
         return no_worker_registered(state);
     }
+    let loading = snapshot.workers().iter().filter(|worker| worker.is_loading()).count();
     let served = some_servable_models(snapshot, &state.settings);
-    let Some(why) = why_may_come(state, model, snapshot) else {
+    let why = if loading > 0 {
+        format!(" yet, and {loading} of {} have not finished loading", snapshot.workers().len())
+    } else if state.registry.has_lost(model) {
+        " any more: all of its workers left".to_owned()
+    } else if state.settings.models.contains(model) {
+        ", which the configuration names".to_owned()
+    } else {
         let loras = snapshot.workers().iter().flat_map(|worker| &worker.spec().loras);
         let advice = if loras.into_iter().any(|adapter| adapter == model.as_str()) {
             "`loras` of a worker has it, and its `models` must have it, too; "
@@ -286,29 +295,6 @@ fn unknown_model(state: &State, model: &ModelName, snapshot: &Snapshot) -> ApiEr
     ApiError::NoWorker(format!(
         "no worker serves the model `{model}`{why}; retry after the time in `retry-after`{other}"
     ))
-}
-
-/// Says why a model that no worker serves may be served soon. A worker that joined a moment ago may serve it:
-/// its models are not known before it has loaded. A model whose workers left may come back, as may one that
-/// the configuration names.
-fn why_may_come(state: &State, model: &ModelName, snapshot: &Snapshot) -> Option<String> {
-    let loading = snapshot.workers().iter().filter(|worker| worker.is_loading()).count();
-    if loading > 0 {
-        Some(format!(" yet, and {loading} of {} have not finished loading", snapshot.workers().len()))
-    } else if state.registry.has_lost(model) {
-        Some(" any more: all of its workers left".to_owned())
-    } else if state.settings.models.contains(model) {
-        Some(", which the configuration names".to_owned())
-    } else {
-        None
-    }
-}
-
-/// Returns whether requests for a model are answered with 404, which clients do not send again.
-pub(crate) fn is_unknown(state: &State, model: &ModelName, snapshot: &Snapshot) -> bool {
-    !snapshot.workers().is_empty()
-        && !snapshot.serves(model)
-        && why_may_come(state, model, snapshot).is_none()
 }
 
 /// Returns why no worker can serve a request for a model that the configuration names.

@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, Weak};
 
-use tokio::time::{Duration, Instant, timeout_at};
+use tokio::time::{Duration, Instant};
 
 use super::{Registry, Snapshot};
 use crate::worker::{Health, Worker};
@@ -17,8 +17,6 @@ const WAIT: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_millis(20);
 /// Longest time between two readings for requests that are served without them.
 const LONGEST_PAUSE: Duration = Duration::from_secs(16);
-/// Requests that wait for the next reading. A flood of unknown names must not keep more of them in memory.
-pub(super) const MAX_WAITING: usize = 100;
 
 /// A worker that is read, and how often its models were before.
 type Unread = (Weak<Worker>, u32);
@@ -55,23 +53,6 @@ impl Registry {
                 return;
             }
             tokio::time::sleep(LOOK).await;
-        }
-    }
-
-    /// Like [`Self::reread_models`], for a request that is refused for good otherwise. If the last reading
-    /// began before the request came, an engine may have loaded the model since: this waits for the next
-    /// one, too, unless 100 requests do, or it is due only after 2 s.
-    pub async fn reread_models_anew(&self, is_found: impl Fn(&Snapshot) -> bool) {
-        let came = Instant::now();
-        self.reread_models(&is_found).await;
-        let older = |last: &&Reread| last.begun < came && !last.workers.is_empty();
-        let next = self.reread.lock().as_ref().filter(older).map(|last| last.begun + last.pause);
-        let Some(next) = next.filter(|next| *next <= came + PAUSE) else { return };
-        let Ok(_place) = self.waiting.try_acquire() else { return };
-        let mut changes = self.subscribe();
-        let found = changes.wait_for(|_| is_found(&self.snapshot()));
-        if timeout_at(next, found).await.is_err() {
-            self.reread_models(&is_found).await;
         }
     }
 
@@ -122,71 +103,5 @@ impl Reread {
         let patient_pause = before.unwrap_or(pause).saturating_mul(2).min(LONGEST_PAUSE).max(pause);
         let (begun, version, workers) = (Instant::now(), snapshot.version, workers.into());
         Self { begun, pause, patient_pause, version, workers }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use tokio::task::JoinSet;
-
-    use super::*;
-    use crate::{id::ModelName, spec::WorkerSpec};
-
-    fn join(registry: &Registry, flag: &str) {
-        let flag = format!("role=aggregated,engine=vllm,{flag}");
-        registry.upsert(WorkerSpec::parse_flag(&flag).unwrap());
-    }
-
-    /// Adds a request for the model `ad`. Returns how long it waited.
-    fn ask(registry: &Arc<Registry>, requests: &mut JoinSet<Duration>) {
-        let (registry, came) = (registry.clone(), Instant::now());
-        requests.spawn(async move {
-            registry.reread_models_anew(|workers| workers.serves(&ModelName::new("ad"))).await;
-            came.elapsed()
-        });
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn b5_some_requests_wait_for_the_next_reading_and_share_it() {
-        let registry = Arc::new(Registry::default());
-        join(&registry, "id=1,url=http://a:1");
-        let mut requests = JoinSet::new();
-        let begun = || registry.reread.lock().as_ref().map(|last| last.begun);
-        let first = Instant::now();
-        ask(&registry, &mut requests);
-        requests.join_next().await.unwrap().unwrap();
-        assert_eq!(begun(), Some(first));
-        tokio::time::advance(PAUSE / 4).await;
-        (0..MAX_WAITING + 50).for_each(|_| ask(&registry, &mut requests));
-        let waits = requests.join_all().await;
-        let waited = |least: Duration| waits.iter().filter(|wait| **wait >= least).count();
-        // B5.16
-        assert_eq!((waited(Duration::from_millis(1)), waited(PAUSE)), (MAX_WAITING, 0), "{waits:?}");
-        assert!(begun().is_some_and(|begun| begun >= first + PAUSE && begun < first + PAUSE + LOOK));
-        let mut requests = JoinSet::new();
-        tokio::time::advance(PAUSE / 4).await;
-        ask(&registry, &mut requests);
-        tokio::time::sleep(PAUSE / 4).await;
-        join(&registry, "id=2,url=http://a:2,model=ad");
-        // B5.16: it is found meanwhile
-        let wait = requests.join_next().await.unwrap().unwrap();
-        assert!(wait < PAUSE / 2, "{wait:?}");
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn b5_no_request_waits_where_a_reading_finds_nothing_or_is_due_late() {
-        let configured = Arc::new(Registry::default());
-        join(&configured, "id=1,url=http://a:1,model=m");
-        let many = Arc::new(Registry::default());
-        (1..=SMALL_FLEET).for_each(|id| join(&many, &format!("id={id},url=http://a:{id}")));
-        for registry in [configured, many] {
-            let mut requests = JoinSet::new();
-            for _ in 0..2 {
-                ask(&registry, &mut requests);
-                // B5.16
-                assert_eq!(requests.join_next().await.unwrap().unwrap(), Duration::ZERO);
-                tokio::time::advance(PAUSE / 4).await;
-            }
-        }
     }
 }
