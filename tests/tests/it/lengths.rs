@@ -41,10 +41,8 @@ async fn load(cluster: &TestCluster) -> Value {
 }
 
 async fn until_blocks(cluster: &TestCluster, blocks: u64) {
-    for _ in 0..1_000 {
-        if load(cluster).await["decode_blocks"] == blocks {
-            return;
-        }
+    let until = tokio::time::Instant::now() + Duration::from_secs(20);
+    while load(cluster).await["decode_blocks"] != blocks && tokio::time::Instant::now() < until {
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
     assert_eq!(load(cluster).await["decode_blocks"], blocks);
@@ -82,13 +80,17 @@ async fn engine() -> RawEngine {
     .unwrap()
 }
 
+/// A gateway before one engine.
+async fn before(engine: &RawEngine) -> TestCluster {
+    let flag = format!("id=1,role=aggregated,engine=openai,url=http://{}", engine.address);
+    let worker = WorkerSpec::parse_flag(&flag).unwrap();
+    TestClusterBuilder::new().config(|config| config.workers.push(worker)).start().await.unwrap()
+}
+
 #[tokio::test]
 async fn f4_usage_corrects_counted_tokens_downwards_and_the_source_is_told() {
     let engine = engine().await;
-    let flag = format!("id=1,role=aggregated,engine=openai,url=http://{}", engine.address);
-    let worker = WorkerSpec::parse_flag(&flag).unwrap();
-    let cluster =
-        TestClusterBuilder::new().config(|config| config.workers.push(worker)).start().await.unwrap();
+    let cluster = before(&engine).await;
     let ask = |usage: bool| {
         let mut body = json!({"model": "tiny", "prompt": "four tokens here", "stream": true});
         if usage {
@@ -179,10 +181,7 @@ async fn m4_the_time_between_tokens_is_that_of_one_choice() {
     })
     .await
     .unwrap();
-    let flag = format!("id=1,role=aggregated,engine=openai,url=http://{}", engine.address);
-    let worker = WorkerSpec::parse_flag(&flag).unwrap();
-    let cluster =
-        TestClusterBuilder::new().config(|config| config.workers.push(worker)).start().await.unwrap();
+    let cluster = before(&engine).await;
     let body = json!({"model": "tiny", "prompt": "a", "stream": true, "n": 4}).to_string();
     assert_eq!(cluster.client.post(COMPLETIONS, &[], body).await.unwrap().status, 200);
     let itl = newest(&cluster).await["outcome"]["itl_ms"].as_f64().unwrap();
@@ -204,10 +203,7 @@ async fn f4_tokens_that_all_came_in_one_read_have_no_time_between_them() {
     })
     .await
     .unwrap();
-    let flag = format!("id=1,role=aggregated,engine=openai,url=http://{}", engine.address);
-    let worker = WorkerSpec::parse_flag(&flag).unwrap();
-    let cluster =
-        TestClusterBuilder::new().config(|config| config.workers.push(worker)).start().await.unwrap();
+    let cluster = before(&engine).await;
     let body = json!({"model": "tiny", "prompt": "a", "stream": true}).to_string();
     assert_eq!(cluster.client.post(COMPLETIONS, &[], body).await.unwrap().status, 200);
     let outcome = newest(&cluster).await["outcome"].clone();
