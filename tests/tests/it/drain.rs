@@ -118,7 +118,7 @@ async fn ask_as_the_drain_begins() -> Option<String> {
     let begun = Instant::now();
     let ask = async {
         draining.cancelled().await;
-        // Longer than the interval at which the drain counts requests in flight: there are none.
+        // No request is in flight. The pause outlasts the interval at which the drain counts them.
         sleep(Duration::from_millis(100)).await;
         let head = format!("POST {CHAT} HTTP/1.1\r\nhost: gateway\r\ncontent-length: {}\r\n\r\n", BODY.len());
         kept.write_all((head + BODY).as_bytes()).await?;
