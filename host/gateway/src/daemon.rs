@@ -28,7 +28,7 @@ use crate::{
     state::continuations::MAX_TRANSCRIPTS,
     state::{
         Settings, SharedState, State, drain_end::DrainEnd, memory_limit::body_limit,
-        open_files::connection_limit,
+        open_files::connection_limit, tasks::Tasks,
     },
     telemetry::{decision_log::DecisionLog, decision_stats::DecisionStats, metrics::Metrics, traces::Traces},
     tenant_limits::TenantLimits,
@@ -99,7 +99,6 @@ impl Daemon {
         let server = settings.server.clone();
         let refused = |problems: Vec<Problem>| config.errors(config.in_file(problems));
         let Sockets { clients, admin, picker } = Sockets::bind(&settings, sockets).map_err(refused)?;
-        let (stop, abandon) = (CancellationToken::new(), CancellationToken::new());
         let (probe, probe_config) = watch::channel(reload::probe_config(&settings));
         let (discovery, replicas) = (settings.discovery.clone(), settings.replicas.clone());
         let (block_size, first_checks) = (settings.routing.block_size, FirstChecks::of(&settings));
@@ -107,6 +106,7 @@ impl Daemon {
         let admin_listener = admin.listen("server.admin_listen").map_err(|problem| refused(vec![problem]))?;
         let admin_listener = TcpListener::from_std(admin_listener)?;
         let state = shared.get();
+        let (stop, abandon) = (state.tasks.stop().clone(), CancellationToken::new());
         discovery::start_sources(&state, &discovery, &stop);
         let (registry, index) = (state.registry.clone(), state.router.index().clone());
         let tls_and_names = (state.tls.engines().clone(), state.resolver.clone());
@@ -283,7 +283,10 @@ fn build(
     let refused = |problems: Vec<Problem>| config.errors(config.in_file(problems));
     let opened = slots::open(&settings, config.policies.compiler.clone(), cpus);
     let opened = opened.map_err(|problem| refused(vec![problem]))?;
-    let tokens = Tokens::new(settings.server.encode_threads()).load(&settings.models, &registry);
+    let tracker = TaskTracker::new();
+    let tasks = Tasks::new(&tracker);
+    let tokens =
+        Tokens::new(settings.server.encode_threads(), tasks.clone()).load(&settings.models, &registry);
     let tls = TlsContext::new();
     let certificates = tls.load(&settings.server, &settings.upstream, Expired::Accepted);
     let proxies = tls.load_proxies(settings.ext_proc.tls.as_ref(), Expired::Accepted);
@@ -326,7 +329,8 @@ fn build(
         tenant_metrics: reload::tenant_metrics(&settings, &metrics),
         bad_keys: Arc::default(),
         slow_keys: Arc::default(),
-        jwt: reload::token_verifier(None, &settings, &metrics).map_err(|error| anyhow::anyhow!(error))?,
+        jwt: reload::token_verifier(None, &settings, &metrics, &tasks)
+            .map_err(|error| anyhow::anyhow!(error))?,
         feeds: Arc::default(),
         queue: AdmissionQueue::new(reload::queue_rules(&settings)),
         connections: Budget::new(connection_limit(settings.limits.connections)),
@@ -354,7 +358,8 @@ fn build(
         via: own_via(),
         tls: Arc::new(tls),
         config: Arc::new(ConfigReloader::new(settings, source)),
-        tracker: TaskTracker::new(),
+        tracker,
+        tasks,
         stopping: CancellationToken::new(),
         draining: CancellationToken::new(),
         drain_end: DrainEnd::default(),

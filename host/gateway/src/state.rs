@@ -35,6 +35,7 @@ pub(crate) mod quarantine;
 pub(crate) mod rate_limit;
 pub(crate) mod settings;
 pub(crate) mod slow_keys;
+pub(crate) mod tasks;
 
 use address_budget::AddressBudget;
 use bad_keys::BadKeys;
@@ -45,6 +46,7 @@ use quarantine::Quarantine;
 use rate_limit::RateLimiter;
 pub(crate) use settings::Settings;
 use slow_keys::SlowKeys;
+use tasks::Tasks;
 
 /// State of a request handler: the values of one configuration, and handles to everything that lives as long
 /// as the daemon. A request keeps the state it started with, so a reload changes nothing under it.
@@ -130,6 +132,8 @@ pub struct State {
     pub(crate) config: Arc<ConfigReloader>,
     /// Tasks that may outlive the request that started them.
     pub tracker: TaskTracker,
+    /// Starts tasks that end when the daemon stops.
+    pub(crate) tasks: Tasks,
     /// Cancelled when the daemon is to end. It is not ready any more, and serves until it drains.
     pub stopping: CancellationToken,
     /// Cancelled when the daemon begins to drain.

@@ -18,6 +18,7 @@ use pointsman_workers::{ModelName, Registry, Snapshot};
 use crate::{
     config::{Model, Problem, TokenSource},
     openai::request::{Endpoint, Request},
+    state::tasks::Tasks,
     telemetry::metrics::{Metrics, ReasonLabels},
     upstream::Upstream,
 };
@@ -46,6 +47,7 @@ pub(crate) struct Tokens {
     models: BTreeMap<ModelName, ModelTokens>,
     encodes: Arc<Encodes>,
     missing: Arc<MissingTokenizers>,
+    tasks: Tasks,
 }
 
 /// Source of one model's token ids.
@@ -66,9 +68,10 @@ enum Source {
 
 impl Tokens {
     /// Returns no sources. Long prompts will be encoded on `threads` threads, which start with the first
-    /// tokenizer.
-    pub(crate) fn new(threads: usize) -> Self {
-        Self { models: BTreeMap::new(), encodes: Arc::new(Encodes::new(threads)), missing: Arc::default() }
+    /// tokenizer. Tests of engines are `tasks`.
+    pub(crate) fn new(threads: usize, tasks: Tasks) -> Self {
+        let encodes = Arc::new(Encodes::new(threads));
+        Self { models: BTreeMap::new(), encodes, missing: Arc::default(), tasks }
     }
 
     /// Loads every configured tokenizer. Engines are found in `registry`. Sources of `self` whose
@@ -99,8 +102,11 @@ impl Tokens {
             };
             loaded.insert(model_name, ModelTokens { source, timeout: model.tokenizer_timeout, made_of });
         }
-        let (encodes, missing) = (self.encodes.clone(), self.missing.clone());
-        if problems.is_empty() { Ok(Self { models: loaded, encodes, missing }) } else { Err(problems) }
+        if !problems.is_empty() {
+            return Err(problems);
+        }
+        let (encodes, missing, tasks) = (self.encodes.clone(), self.missing.clone(), self.tasks.clone());
+        Ok(Self { models: loaded, encodes, missing, tasks })
     }
 
     /// Returns the request's token ids; `None` when the client gave them, or the model has no source for
@@ -200,7 +206,7 @@ impl Tokens {
     ) -> Result<Source, String> {
         match source {
             TokenSource::Engine => {
-                let engine = EngineTokens::new(registry.clone(), *cache_bytes);
+                let engine = EngineTokens::new(registry.clone(), self.tasks.clone(), *cache_bytes);
                 Ok(Source::Engine(Arc::new(engine)))
             }
             TokenSource::Folder(folder) => {

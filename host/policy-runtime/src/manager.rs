@@ -12,7 +12,7 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
 use pointsman_routing::{Program, Slot, SlotEvent, SlotKind};
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
 
 use crate::{
     access::Access,
@@ -106,7 +106,8 @@ pub struct ManagerConfig {
 /// [`PolicyManager`].
 pub struct PolicyDir {
     builder: ProgramBuilder,
-    changes: mpsc::UnboundedReceiver<()>,
+    /// Signals that files changed.
+    changes: Arc<Notify>,
 }
 
 /// Why a lane cannot use one of the parts that its spec names.
@@ -132,7 +133,7 @@ pub struct PolicyManager {
     engine: PolicyEngine,
     changed: watch::Receiver<u64>,
     commands: mpsc::UnboundedSender<QueuedCommand>,
-    stop: Arc<tokio::sync::Notify>,
+    stop: Arc<Notify>,
 }
 
 impl PolicyDir {
@@ -227,7 +228,7 @@ impl PolicyManager {
         let mut task = ManagerTask::new(builder, managed, config.probation, status.clone(), publish, wait);
         let (results, mut compiled) = mpsc::unbounded_channel();
         task.use_compile_queue(CompileQueue::start(&engine, &results)?);
-        let stop = Arc::new(tokio::sync::Notify::new());
+        let stop = Arc::new(Notify::new());
         let stopped = stop.clone();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
         let (ready, scanned) = std::sync::mpsc::channel();
@@ -237,7 +238,7 @@ impl PolicyManager {
                     // Files serve from the first request on.
                     task.first_scan(&mut compiled, wait).await;
                     let _ = ready.send(());
-                    task.run(changes, events, queued, compiled, config.debounce, config.rescan).await;
+                    task.run(&changes, events, queued, compiled, config.debounce, config.rescan).await;
                 };
                 tokio::select! {
                     () = work => {}

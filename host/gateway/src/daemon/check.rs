@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     config::{Config, ConfigErrors, Problem, Server, settings::Settings},
-    state::open_files::too_many_threads,
+    state::{open_files::too_many_threads, tasks::Tasks},
     tls::TlsContext,
     tokenization::Tokens,
 };
@@ -41,7 +41,7 @@ pub(crate) fn check(config: &Config, found: Vec<Problem>) -> anyhow::Result<Find
     warnings.extend(files::log_dir(&settings));
     problems.extend(threads(&settings.server));
     ports(&settings, &mut problems, &mut warnings);
-    let tokens = Tokens::new(1).load(&settings.models, &Arc::new(Registry::default()));
+    let tokens = Tokens::new(1, Tasks::default()).load(&settings.models, &Arc::new(Registry::default()));
     problems.extend(tokens.err().unwrap_or_default());
     let certificates = TlsContext::new().load(&settings.server, &settings.upstream, Expired::Refused);
     problems.extend(certificates.err().unwrap_or_default());

@@ -21,6 +21,7 @@ use crate::{
     state::{
         Settings, SharedState, State, caller::CallerId, certificates::Certificates, jwt::TokenVerifier,
         keys::Keys, memory_limit::body_limit, open_files::connection_limit, rate_limit::RateLimiter,
+        tasks::Tasks,
     },
     telemetry::{decision_log::DecisionLog, metrics::Metrics, tenant_metrics::TenantMetrics, traces::Traces},
     tenant_limits::TenantLimits,
@@ -58,7 +59,7 @@ impl ReloadTarget for SharedState {
             started.map_err(|error| invalid(format!("traces: cannot start the exporter: {error}")))?
         };
         let certificates = load_certificates(&state, before, after).await?;
-        let jwt = token_verifier(state.jwt.as_ref(), after, &state.metrics).map_err(invalid)?;
+        let jwt = token_verifier(state.jwt.as_ref(), after, &state.metrics, &state.tasks).map_err(invalid)?;
         let trust = policies.trust().map_err(invalid)?;
         let report = state.policies.execute(Command::Configure { specs: specs(after), trust }).await?;
         // Nothing below can fail.
@@ -194,13 +195,14 @@ pub(super) fn token_verifier(
     running: Option<&Arc<TokenVerifier>>,
     settings: &Configured,
     metrics: &Arc<Metrics>,
+    tasks: &Tasks,
 ) -> Result<Option<Arc<TokenVerifier>>, String> {
     let Some(jwt) = &settings.credentials.jwt else { return Ok(None) };
     let salt = settings.routing.hash_salt.expose();
     if let Some(same) = running.filter(|running| running.is_of(jwt, salt)) {
         return Ok(Some(same.clone()));
     }
-    let started = TokenVerifier::start(jwt, salt, metrics, running.map(|running| &**running));
+    let started = TokenVerifier::start(jwt, salt, metrics, tasks, running.map(|running| &**running));
     started.map(|started| Some(Arc::new(started))).map_err(|error| format!("auth.jwt: {error}"))
 }
 

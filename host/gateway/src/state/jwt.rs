@@ -11,7 +11,10 @@ use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::caller::{Caller, CallerId, Operator, Tenant};
+use super::{
+    caller::{Caller, CallerId, Operator, Tenant},
+    tasks::Tasks,
+};
 use crate::{
     config::{JwtAlgorithm, JwtSettings, KeySource, Role},
     telemetry::metrics::Metrics,
@@ -87,6 +90,7 @@ impl TokenVerifier {
         settings: &JwtSettings,
         salt: u64,
         metrics: &Arc<Metrics>,
+        tasks: &Tasks,
         before: Option<&Self>,
     ) -> Result<Self, String> {
         let stop = CancellationToken::new();
@@ -106,8 +110,7 @@ impl TokenVerifier {
                 ));
                 let run =
                     refresh.clone().run((client, url), settings.rules.refresh, metrics.clone(), stop.clone());
-                #[expect(clippy::disallowed_methods, reason = "it ends with the verifier, by `stop`")]
-                tokio::spawn(run);
+                tasks.spawn(run);
                 Keys::Fetched(refresh)
             }
         };

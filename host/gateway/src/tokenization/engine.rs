@@ -28,6 +28,7 @@ use crate::{
         messages::is_text,
         request::{Endpoint, Request},
     },
+    state::tasks::Tasks,
     upstream::{CallError, Destination, Upstream},
 };
 
@@ -56,6 +57,7 @@ const CHAT_KEYS: [&str; 7] = [
 #[derive(Debug)]
 pub(super) struct EngineTokens {
     registry: Arc<Registry>,
+    tasks: Tasks,
     calls: Arc<CallQueue>,
     next: AtomicUsize,
     left_out: LeftOutEngines,
@@ -81,10 +83,11 @@ struct Answer {
 }
 
 impl EngineTokens {
-    pub(super) fn new(registry: Arc<Registry>, cache_bytes: usize) -> Self {
+    pub(super) fn new(registry: Arc<Registry>, tasks: Tasks, cache_bytes: usize) -> Self {
         let cache = Cache { budget: cache_bytes, bytes: 0, answers: HashMap::new(), order: VecDeque::new() };
         Self {
             registry,
+            tasks,
             calls: CallQueue::new(),
             next: AtomicUsize::new(0),
             left_out: LeftOutEngines::default(),
@@ -195,8 +198,7 @@ impl EngineTokens {
             return;
         }
         let (source, candidate, upstream) = (self.clone(), candidate.clone(), upstream.without_client());
-        #[expect(clippy::disallowed_methods, reason = "it ends within the time limit")]
-        tokio::spawn(async move {
+        self.tasks.spawn(async move {
             let question = json!({ "model": engine.1, "prompt": TEST_PROMPT }).to_string();
             let failure = match timeout(limit, ask(&upstream, &candidate, question.into())).await {
                 // This host has no room for the call.

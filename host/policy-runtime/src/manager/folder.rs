@@ -10,12 +10,13 @@ use std::{
     io::{self, Read as _},
     os::unix::fs::{MetadataExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
+    sync::Arc,
     time::SystemTime,
 };
 
 use notify::{RecursiveMode, Watcher};
 use pointsman_routing::SlotKind;
-use tokio::sync::mpsc;
+use tokio::sync::Notify;
 
 use super::strays::SlotFiles;
 use crate::refusal::Refusal;
@@ -56,18 +57,19 @@ pub(super) struct Folder {
 }
 
 impl Folder {
-    /// Opens and watches `dir`. The receiver gets one `()` for every change.
-    pub(super) fn open(dir: Option<PathBuf>) -> io::Result<(Self, mpsc::UnboundedReceiver<()>)> {
-        let (sender, changes) = mpsc::unbounded_channel();
+    /// Opens and watches `dir`. The returned signal says that something changed.
+    pub(super) fn open(dir: Option<PathBuf>) -> io::Result<(Self, Arc<Notify>)> {
+        let changes = Arc::new(Notify::new());
         let mut folder = Self { dir: None, watcher: None, watched: None, not_watched: None };
         let Some(dir) = dir else { return Ok((folder, changes)) };
         if !dir.is_dir() {
             return Err(io::Error::new(io::ErrorKind::NotFound, not_a_directory(&dir)));
         }
+        let signal = changes.clone();
         let handler = move |event: notify::Result<notify::Event>| {
             // The manager's own reads are events, too.
             if !event.is_ok_and(|event| event.kind.is_access()) {
-                let _ = sender.send(());
+                signal.notify_one();
             }
         };
         let watched = notify::recommended_watcher(handler).and_then(|mut watcher| {
@@ -312,7 +314,7 @@ mod tests {
             fs::create_dir_all(file.parent().expect("a folder")).expect("a folder");
             fs::write(file, "x").expect("written");
         }
-        let (folder, _changes) = Folder::open(Some(dir.path().to_owned())).expect("opened");
+        let (folder, _) = Folder::open(Some(dir.path().to_owned())).expect("opened");
         let known = ["prefill.wasm", "org/tiny/prefill.wasm"].map(Path::new);
         // N7.20
         assert_eq!(folder.strays(&SlotFiles::new(known.into_iter())), strays.map(PathBuf::from));

@@ -12,7 +12,7 @@ use arc_swap::ArcSwap;
 use pointsman_routing::SlotEvent;
 use pointsman_workers::unix_ms;
 use tokio::{
-    sync::{mpsc, watch},
+    sync::{Notify, mpsc, watch},
     time::Instant,
 };
 
@@ -91,7 +91,7 @@ impl ManagerTask {
 
     pub(super) async fn run(
         &mut self,
-        mut changes: mpsc::UnboundedReceiver<()>,
+        changes: &Notify,
         mut events: mpsc::UnboundedReceiver<SlotEvent>,
         mut commands: mpsc::UnboundedReceiver<QueuedCommand>,
         mut compiled: mpsc::UnboundedReceiver<Finished>,
@@ -105,7 +105,7 @@ impl ManagerTask {
                 Some(event) = events.recv() => self.handle_failure(&event),
                 Some((command, reply)) = commands.recv() => self.handle_command(command, reply),
                 Some(finished) = compiled.recv() => self.resume(finished),
-                Some(()) = changes.recv() => clock.changed(),
+                () = changes.notified() => clock.changed(),
                 () = tokio::time::sleep_until(self.next_reply()) => self.reply_in_time(),
                 () = tokio::time::sleep_until(clock.due) => {
                     self.scan();
