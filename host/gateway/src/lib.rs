@@ -5,9 +5,9 @@
 //! its prompt, `orchestrate` routes its legs and relays the answer, `connectors` write what an engine's
 //! dialect wants, `upstream` is the HTTP client. `telemetry` writes down what happened; `admin` serves
 //! operators. `state` is what they share, `tls` the certificates of listeners, `budget` a limit on something
-//! that many use together, `hex` texts of ids, `tenant_limits` what tenants may use; `openapi` describes
-//! the API; `picker` answers Envoy's questions for an endpoint; `replicas` is the load of other gateways;
-//! `daemon` assembles it. No module names wasmtime.
+//! that many use together, `count_by_key` what is in use by key, `hex` texts of ids, `tenant_limits` what
+//! tenants may use; `openapi` describes the API; `picker` answers Envoy's questions for an endpoint;
+//! `replicas` is the load of other gateways; `daemon` assembles it. No module names wasmtime.
 
 mod admin;
 mod big_numbers;
@@ -15,6 +15,7 @@ mod budget;
 pub mod cli;
 pub mod config;
 mod connectors;
+mod count_by_key;
 pub mod daemon;
 mod hex;
 mod http;

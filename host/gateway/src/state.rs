@@ -1,7 +1,7 @@
 //! Data and handles that request handlers share, without behaviour. `daemon` builds it; nothing here starts
 //! or stops anything.
 
-use std::sync::Arc;
+use std::{net::IpAddr, sync::Arc};
 
 use arc_swap::ArcSwap;
 use axum::extract::FromRef;
@@ -14,13 +14,13 @@ use tokio::sync::watch;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    budget::Budget, config::reload::ConfigReloader, replicas::Replicas, telemetry::decision_log::DecisionLog,
-    telemetry::decision_stats::DecisionStats, telemetry::hour::Hour, telemetry::metrics::Metrics,
-    telemetry::tenant_metrics::TenantMetrics, telemetry::tenants::Tenants, telemetry::traces::Traces,
-    tenant_limits::TenantLimits, tls::TlsContext, tokenization::Tokens, upstream::Via,
+    budget::Budget, config::reload::ConfigReloader, count_by_key::CountByKey, replicas::Replicas,
+    telemetry::decision_log::DecisionLog, telemetry::decision_stats::DecisionStats, telemetry::hour::Hour,
+    telemetry::metrics::Metrics, telemetry::tenant_metrics::TenantMetrics, telemetry::tenants::Tenants,
+    telemetry::traces::Traces, tenant_limits::TenantLimits, tls::TlsContext, tokenization::Tokens,
+    upstream::Via,
 };
 
-pub(crate) mod address_budget;
 pub(crate) mod bad_keys;
 pub(crate) mod caller;
 pub(crate) mod certificates;
@@ -30,6 +30,7 @@ pub(crate) mod jwt;
 pub(crate) mod keys;
 pub(crate) mod memory_limit;
 pub(crate) mod missing_endpoints;
+pub(crate) mod network;
 pub(crate) mod open_files;
 pub(crate) mod quarantine;
 pub(crate) mod rate_limit;
@@ -37,7 +38,6 @@ pub(crate) mod settings;
 pub(crate) mod slow_keys;
 pub(crate) mod tasks;
 
-use address_budget::AddressBudget;
 use bad_keys::BadKeys;
 use drain_end::DrainEnd;
 use jwt::TokenVerifier;
@@ -87,7 +87,7 @@ pub struct State {
     /// Open connections of clients.
     pub connections: Arc<Budget>,
     /// Open connections of clients by address.
-    pub(crate) connections_by_address: Arc<AddressBudget>,
+    pub(crate) connections_by_address: Arc<CountByKey<IpAddr>>,
     /// Requests over HTTP/2 that are open, in all connections.
     pub http2_requests: Arc<Budget>,
     /// Open WebSocket connections of clients.

@@ -4,10 +4,8 @@ use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use crate::{
     budget::{Budget, Share},
-    state::{
-        SharedState, State,
-        address_budget::{AddressBudget, AddressShare},
-    },
+    count_by_key::{CountByKey, Counted},
+    state::{SharedState, State, network::network},
     tls::ListenerTls,
 };
 
@@ -54,7 +52,7 @@ impl Audience {
     }
 
     /// Returns the count of this audience's connections by address.
-    pub(super) fn by_address(self, shared: &SharedState) -> Arc<AddressBudget> {
+    pub(super) fn by_address(self, shared: &SharedState) -> Arc<CountByKey<IpAddr>> {
         match self {
             Self::Clients => shared.get().connections_by_address.clone(),
             _ => Arc::default(),
@@ -69,9 +67,9 @@ impl Audience {
     pub(super) fn of_address(
         self,
         shared: &SharedState,
-        open: &Arc<AddressBudget>,
+        open: &Arc<CountByKey<IpAddr>>,
         address: IpAddr,
-    ) -> Result<Option<AddressShare>, usize> {
+    ) -> Result<Option<Counted<IpAddr>>, usize> {
         let settings = &shared.get().settings;
         let limit = match self {
             Self::Clients => settings.connections_per_address,
@@ -82,7 +80,7 @@ impl Audience {
         if limit == 0 || settings.is_trusted_proxy(address) {
             return Ok(None);
         }
-        open.reserve(address, limit).map(Some).ok_or(limit)
+        open.enter_below(network(address), limit).map(Some).ok_or(limit)
     }
 
     /// Returns how long a connection may be without a whole head of a request, where clients have `idle`.

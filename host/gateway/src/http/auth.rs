@@ -12,10 +12,11 @@ use crate::{
     openai::error::ApiError,
     state::{
         Settings, State,
-        bad_keys::{DELAY, network},
+        bad_keys::DELAY,
         caller::{Caller, Operator, Tenant},
         jwt::{TokenError, Verified, is_token},
         keys::{Found, Keys},
+        network::network,
     },
 };
 

@@ -36,8 +36,9 @@ use super::{
 };
 use crate::{
     budget::Share,
+    count_by_key::Counted,
     orchestrate::client_connection::ClientConnection,
-    state::{Settings, SharedState, State, address_budget::AddressShare, drain_end::DrainEnd},
+    state::{Settings, SharedState, State, drain_end::DrainEnd},
     telemetry::metrics::Metrics,
 };
 
@@ -124,7 +125,7 @@ struct Open {
     metrics: Arc<Metrics>,
     audience: Audience,
     peer: IpAddr,
-    _shares: (Share, Option<AddressShare>),
+    _shares: (Share, Option<Counted<IpAddr>>),
 }
 
 impl Open {

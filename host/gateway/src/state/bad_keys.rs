@@ -1,14 +1,12 @@
 //! Wrong keys by address. After a few wrong keys from an address, the answer to each further one is delayed.
 //! A right key is never delayed, so clients behind one address cannot lock each other out.
 
-use std::{
-    collections::HashMap,
-    net::{IpAddr, Ipv6Addr},
-    time::Duration,
-};
+use std::{collections::HashMap, net::IpAddr, time::Duration};
 
 use parking_lot::Mutex;
 use tokio::time::Instant;
+
+use super::network::network;
 
 /// Wrong keys of an address that are answered at once, within [`WINDOW`].
 const FREE_TRIES: u32 = 10;
@@ -52,18 +50,6 @@ impl BadKeys {
         let tries = self.0.lock();
         let tries = tries.get(&network(address));
         tries.is_some_and(|tries| tries.count > FREE_TRIES && tries.since.elapsed() < WINDOW)
-    }
-}
-
-/// The address, for IPv6 the /64 network: a host may have any address in it.
-#[must_use]
-pub(crate) fn network(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V6(v6) => {
-            let [a, b, c, d, ..] = v6.segments();
-            IpAddr::V6(Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0))
-        }
-        v4 => v4,
     }
 }
 

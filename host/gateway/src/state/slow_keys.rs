@@ -6,21 +6,20 @@
 //! ```
 //! Verdicts are kept by a hash of key and digest that only this process can compute.
 
-use std::{collections::HashMap, net::IpAddr, sync::Arc, time::Duration};
+use std::{net::IpAddr, sync::Arc, time::Duration};
 
-use parking_lot::Mutex;
 use quick_cache::sync::Cache;
 use sha2::{Digest, Sha256};
 use tokio::sync::Semaphore;
 
-use crate::config::is_key_of;
+use crate::{config::is_key_of, count_by_key::CountByKey};
 
 /// Verifications at the same time.
 const MAX_RUNNING: usize = 2;
 /// Verifications that run or wait.
 const MAX_WAITING: usize = 64;
 /// Largest number of them that one address started.
-const MAX_OF_ADDRESS: u32 = 8;
+const MAX_OF_ADDRESS: usize = 8;
 /// Time limit of a verification, with its wait.
 const DEADLINE: Duration = Duration::from_secs(5);
 /// Verdicts that are kept.
@@ -32,7 +31,7 @@ pub(crate) struct SlowKeys {
     verdicts: Cache<[u8; 32], bool>,
     running: Arc<Semaphore>,
     waiting: Semaphore,
-    addresses: Mutex<HashMap<IpAddr, u32>>,
+    addresses: Arc<CountByKey<IpAddr>>,
 }
 
 /// A key was not verified: too many wait, or it took too long.
@@ -46,7 +45,7 @@ impl Default for SlowKeys {
             verdicts: Cache::new(MAX_VERDICTS),
             running: Arc::new(Semaphore::new(MAX_RUNNING)),
             waiting: Semaphore::new(MAX_WAITING),
-            addresses: Mutex::default(),
+            addresses: Arc::default(),
         }
     }
 }
@@ -69,7 +68,7 @@ impl SlowKeys {
             return Ok(verdict);
         }
         let verified = self.verdicts.get_or_insert_async(&name, async {
-            let _of_address = self.enter(address).ok_or(Busy)?;
+            let _of_address = self.addresses.enter_below(address, MAX_OF_ADDRESS).ok_or(Busy)?;
             if let Some(delay) = delay {
                 tokio::time::sleep(delay).await;
             }
@@ -92,34 +91,6 @@ impl SlowKeys {
         hash.update(phc.as_bytes());
         hash.update(key.as_bytes());
         hash.finalize().into()
-    }
-
-    fn enter(&self, address: IpAddr) -> Option<OfAddress<'_>> {
-        let mut addresses = self.addresses.lock();
-        let count = addresses.entry(address).or_default();
-        if *count >= MAX_OF_ADDRESS {
-            return None;
-        }
-        *count += 1;
-        Some(OfAddress { keys: self, address })
-    }
-}
-
-/// A verification that an address started.
-struct OfAddress<'a> {
-    keys: &'a SlowKeys,
-    address: IpAddr,
-}
-
-impl Drop for OfAddress<'_> {
-    fn drop(&mut self) {
-        let mut addresses = self.keys.addresses.lock();
-        if let Some(count) = addresses.get_mut(&self.address) {
-            *count -= 1;
-            if *count == 0 {
-                addresses.remove(&self.address);
-            }
-        }
     }
 }
 
@@ -151,6 +122,6 @@ mod tests {
         // A changed digest has no verdict.
         let other = KeyDigest::argon2id("a.other").unwrap().to_string();
         assert_eq!(keys.verify("a.right", &other, address(1), None).await, Ok(false));
-        assert!(keys.addresses.lock().is_empty());
+        assert_eq!([1, 2].map(|last| keys.addresses.count(address(last))), [0, 0]);
     }
 }
