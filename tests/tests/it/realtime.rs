@@ -374,11 +374,11 @@ async fn f4_a_session_whose_engine_does_not_read_is_counted_once() {
     while client.write_all(&[0; 65536]).await.is_ok() {}
     cluster.at_rest().await.unwrap();
     let count = async |metric: &str| cluster.metric(metric).await.unwrap().iter().sum::<f64>();
-    // F4.16: by its head
-    assert_eq!(count("pointsman_legs_total{leg=\"aggregated\",engine=\"vllm\",outcome=\"ok\"}").await, 1.0);
+    // F4.16: by its end
+    assert_eq!(count("pointsman_legs_total{leg=\"aggregated\",engine=\"vllm\",outcome=\"ok\"}").await, 0.0);
     assert_eq!(
         count("pointsman_legs_total{leg=\"aggregated\",engine=\"vllm\",outcome=\"timeout\"}").await,
-        0.0
+        1.0
     );
     let worker = cluster.gateway.state().registry.snapshot().workers()[0].clone();
     assert!(worker.candidates()[0].load().view().error_ppm() > 0, "the worker is to blame");

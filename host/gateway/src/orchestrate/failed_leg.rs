@@ -136,7 +136,7 @@ impl Drive {
             if matches!(error, CallError::Broken(_)) {
                 self.broke.push((candidate.worker.clone(), Instant::now()));
             }
-            note_failure(&self.state, leg, (candidate, sent), error, blame);
+            note_failure(leg, (candidate, sent), error, blame);
             if self.lacks_model(error) {
                 candidate.worker.note_restart();
             }

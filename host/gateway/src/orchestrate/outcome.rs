@@ -54,7 +54,7 @@ impl Drive {
         let Some(candidate) = &self.runs.prefill.candidate else { return Event::PrefillEnded };
         let spec = candidate.worker.spec();
         let connector = connector_for(spec);
-        note_success(&self.state, Leg::Prefill, candidate);
+        note_success(candidate);
         self.account.leg_ended(Leg::Prefill, Ok(()));
         let lease = spec.handoff_lease();
         if !connector.decode_knows_cached_tokens() {
@@ -265,7 +265,7 @@ impl Drive {
         self.took_request(leg);
         self.note_engine_session();
         let Some(candidate) = &self.runs[leg].candidate else { return };
-        note_success(&self.state, leg, candidate);
+        note_success(candidate);
         self.account.leg_ended(leg, Ok(()));
         self.state.programs.answered(&mut self.routing_request, candidate, self.account.tokens());
         record_served(&self.state, &self.request);
@@ -277,7 +277,7 @@ impl Drive {
     /// Records that an engine accepted a realtime session. The leg ends with the session.
     pub(super) fn upgraded(&mut self) {
         let leg = self.answering();
-        self.candidate(leg).inspect(|candidate| note_success(&self.state, leg, candidate));
+        self.candidate(leg).inspect(|candidate| note_success(candidate));
         self.accepted(leg);
     }
 }

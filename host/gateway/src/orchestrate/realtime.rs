@@ -56,8 +56,7 @@ impl Session {
         &mut self.0.account
     }
 
-    /// Ends an open session. `engine_slow`: the worker did not take the client's bytes in time. The leg was
-    /// counted when the session was opened.
+    /// Ends an open session. `engine_slow`: the worker did not take the client's bytes in time.
     pub(crate) fn end(mut self, engine_slow: bool) {
         let leg = self.0.answering();
         if let Some(candidate) = self.0.candidate(leg).filter(|_| engine_slow) {

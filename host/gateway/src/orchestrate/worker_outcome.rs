@@ -27,24 +27,21 @@ pub(super) enum Blame {
     Request,
 }
 
-/// Counts a leg that succeeded, and reports it to its worker.
-pub(super) fn note_success(state: &State, leg: Leg, candidate: &Candidate) {
-    state.metrics.leg(leg.as_str(), candidate.worker.spec().engine.as_str(), "ok");
+/// Reports a leg that succeeded to its worker.
+pub(super) fn note_success(candidate: &Candidate) {
     candidate.load().observe_outcome(true);
     candidate.worker.note_outcome(true);
 }
 
-/// Counts a failed leg, and charges its worker if that is to blame. `candidate` comes with the time at which
+/// Reports a failed leg to its worker, and charges it if it is to blame. `candidate` comes with the time at which
 /// the leg was sent.
 pub(super) fn note_failure(
-    state: &State,
     leg: Leg,
     (candidate, sent): (&Candidate, Instant),
     error: &CallError,
     blame: Blame,
 ) {
     let (spec, worker) = (candidate.worker.spec(), &candidate.worker);
-    state.metrics.leg(leg.as_str(), spec.engine.as_str(), error.kind());
     let is_slow = error.is_of_slow_worker();
     let is_charged = error.refusal().is_some()
         || (error.is_fault() && !is_slow && matches!(blame, Blame::Worker | Blame::Handoff));

@@ -22,7 +22,7 @@ impl Account {
     /// Records that a leg is sent, and returns when.
     pub(crate) fn leg_sent(&mut self, id: Span, target: LegTarget<'_>) -> Instant {
         let leg = target.leg;
-        self.count_cancelled(leg);
+        self.end_leg(leg, CANCELLED);
         let engine = target.candidate.worker.spec().engine.as_str();
         let sent = Instant::now();
         let sent_at = micros(sent - self.started);
@@ -43,7 +43,7 @@ impl Account {
     /// Records that a leg ended, or why it failed.
     pub(crate) fn leg_ended(&mut self, leg: Leg, outcome: Result<(), &'static str>) {
         self.quota.model_ran |= outcome == Err("timeout");
-        self.observe_end(leg, outcome.err().unwrap_or("ok"));
+        self.end_leg(leg, outcome.err().unwrap_or("ok"));
         if let Some(trace) = &mut self.trace {
             trace.leg_ended(leg, outcome);
         }
@@ -63,7 +63,7 @@ impl Account {
 
     /// Records that the gateway ended a leg.
     pub(crate) fn leg_cancelled(&mut self, leg: Leg) {
-        self.count_cancelled(leg);
+        self.end_leg(leg, CANCELLED);
         if let Some(trace) = &mut self.trace {
             trace.leg_cancelled(leg);
         }
@@ -81,14 +81,8 @@ impl Account {
 
     /// Counts the legs that are still running when the request ends.
     pub(super) fn count_open_legs(&mut self) {
-        self.count_cancelled(Leg::Prefill);
-        self.count_cancelled(Leg::Aggregated);
-    }
-
-    fn count_cancelled(&mut self, leg: Leg) {
-        if let Some(OpenLeg { leg, engine, .. }) = self.observe_end(leg, CANCELLED) {
-            self.metrics.leg(leg.as_str(), engine, CANCELLED);
-        }
+        self.end_leg(Leg::Prefill, CANCELLED);
+        self.end_leg(Leg::Aggregated, CANCELLED);
     }
 
     /// Returns the newest decision about a leg.
@@ -96,9 +90,9 @@ impl Account {
         self.receipts.iter_mut().rev().find(|receipt| receipt.leg == leg)
     }
 
-    /// Observes the duration of a leg and ends the leg, if it is running.
-    fn observe_end(&mut self, leg: Leg, outcome: &'static str) -> Option<OpenLeg> {
-        let open = self.open_legs[leg].take()?;
+    /// Ends a leg, if it is running: counts it and observes its duration.
+    fn end_leg(&mut self, leg: Leg, outcome: &'static str) {
+        let Some(open) = self.open_legs[leg].take() else { return };
         let now = Instant::now();
         let ended = micros(now - self.started);
         if leg == Leg::Prefill {
@@ -107,7 +101,6 @@ impl Account {
         if let Some(run) = self.newest_receipt(open.leg).and_then(|receipt| receipt.run.as_mut()) {
             run.ended = Some(ended);
         }
-        self.metrics.leg_took(open.leg.as_str(), open.engine, outcome, now - open.sent);
-        Some(open)
+        self.metrics.leg_ended(open.leg.as_str(), open.engine, outcome, now - open.sent);
     }
 }

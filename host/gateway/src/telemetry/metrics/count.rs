@@ -15,20 +15,17 @@ impl Metrics {
         self.requests.get_or_create(&labels).inc();
     }
 
-    /// Counts a leg that ended.
-    pub fn leg(&self, leg: &'static str, engine: &'static str, outcome: &'static str) {
-        self.legs.get_or_create(&LegLabels { leg, engine, outcome }).inc();
-    }
-
-    /// Observes the duration of a leg that was sent.
-    pub(crate) fn leg_took(
+    /// Counts a leg that was sent and ended, and observes its duration.
+    pub(crate) fn leg_ended(
         &self,
         leg: &'static str,
         engine: &'static str,
         outcome: &'static str,
         took: Duration,
     ) {
-        self.leg_seconds.get_or_create(&LegLabels { leg, engine, outcome }).observe(seconds(took));
+        let labels = LegLabels { leg, engine, outcome };
+        self.legs.get_or_create(&labels).inc();
+        self.leg_seconds.get_or_create(&labels).observe(seconds(took));
     }
 
     /// Counts a decision that the native fallback made instead of the slot's policy.

@@ -12,8 +12,7 @@ impl Metrics {
         let (slot, lane) = ("prefill", "active");
         let labels = DecisionLabels { slot, policy: Name(NATIVE.clone()), lane, decider: "native" };
         drop(self.decisions.get_or_create(&labels));
-        self.leg("prefill", "vllm", "ok");
-        self.leg_took("prefill", "vllm", "ok", std::time::Duration::ZERO);
+        self.leg_ended("prefill", "vllm", "ok", std::time::Duration::ZERO);
         self.expect_fixed();
         self.fell_back(pointsman_routing::SlotKind::Prefill, "abstain");
         self.continued("x", "failure");
