@@ -25,13 +25,11 @@ pub struct Status {
     pub live: Live,
     pub workers: WorkerCounts,
     pub slots: Vec<Slot>,
-    #[serde(default)]
     pub compiling: Vec<Compiling>,
 }
 
 /// Load now and latencies of the last minute.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
+#[derive(Clone, Debug, Deserialize)]
 pub struct Live {
     pub requests_per_second: f64,
     pub errors_per_second: f64,
@@ -49,8 +47,7 @@ pub struct Live {
 }
 
 /// The admission queue.
-#[derive(Clone, Copy, Debug, Default, Deserialize)]
-#[serde(default)]
+#[derive(Clone, Copy, Debug, Deserialize)]
 pub struct Queue {
     pub waiting: u64,
     pub waiting_bytes: u64,
@@ -75,27 +72,18 @@ pub struct Slot {
     pub policy: String,
     pub version: Option<String>,
     pub digest: Option<String>,
-    #[serde(default)]
     pub parts: Vec<Part>,
     pub calls: u64,
     pub failures: u64,
     pub breaker_open: bool,
-    #[serde(default)]
     pub only_choice: Option<OnlyChoice>,
     pub canary: Option<Trial>,
     pub shadow: Option<Trial>,
-    /// Start of the active lane's content, milliseconds since the Unix epoch.
-    #[serde(default)]
-    pub since_ms: u64,
-    #[serde(default)]
     pub last_failure: Option<LastFailure>,
     /// Content that was rolled back.
-    #[serde(default)]
     pub quarantined: Vec<String>,
     /// The rollback that an undo would end now.
-    #[serde(default)]
     pub undo: Option<RolledBack>,
-    #[serde(default)]
     pub refusals: Vec<Refusal>,
 }
 
@@ -114,16 +102,9 @@ pub struct RolledBack {
 }
 
 impl Slot {
-    /// Returns the refusals in force. An older gateway does not mark them: those since each lane last changed
-    /// are taken for them.
+    /// Returns the refusals in force.
     pub fn current_refusals(&self) -> impl Iterator<Item = &Refusal> {
-        let trial = |trial: &Option<Trial>| trial.as_ref().map_or(0, |trial| trial.since_ms);
-        let since = move |lane: &str| match lane {
-            "canary" => trial(&self.canary),
-            "shadow" => trial(&self.shadow),
-            _ => self.since_ms,
-        };
-        self.refusals.iter().filter(move |one| one.in_force.unwrap_or_else(|| one.at_ms >= since(&one.lane)))
+        self.refusals.iter().filter(|one| one.in_force)
     }
 }
 
@@ -132,20 +113,17 @@ impl Slot {
 pub struct Refusal {
     pub lane: String,
     pub file: String,
-    #[serde(default)]
     pub digest: Option<String>,
     pub kind: String,
     pub message: String,
     pub at_ms: u64,
-    #[serde(default)]
-    pub in_force: Option<bool>,
+    pub in_force: bool,
 }
 
 /// The last failed call of a lane.
 #[derive(Clone, Debug, Deserialize)]
 pub struct LastFailure {
     /// Name of the policy that failed.
-    #[serde(default)]
     pub policy: String,
     pub kind: String,
     pub message: String,
@@ -156,17 +134,12 @@ pub struct LastFailure {
 #[derive(Clone, Debug, Deserialize)]
 pub struct Policies {
     pub slots: Vec<Slot>,
-    #[serde(default)]
     pub compiling: Vec<Compiling>,
-    #[serde(default)]
     pub strays: Vec<String>,
     /// What is wrong with each of the strays.
-    #[serde(default)]
     pub stray_problems: Vec<String>,
     /// Number of further strays.
-    #[serde(default)]
     pub more_strays: usize,
-    #[serde(default)]
     pub history: Vec<LaneChange>,
 }
 
@@ -212,7 +185,6 @@ pub struct LaneFigures {
     pub generation: Option<u64>,
     pub decisions: u64,
     pub fallbacks: u64,
-    #[serde(default)]
     pub failed: u64,
     pub agreement: Option<f64>,
     pub predicted_hit_rate: Option<f64>,
@@ -241,28 +213,16 @@ pub struct Trial {
     pub generation: u64,
     pub share: f64,
     pub policy: String,
-    #[serde(default)]
     pub only_choice: Option<OnlyChoice>,
-    #[serde(default)]
     pub digest: Option<String>,
-    #[serde(default)]
     pub parts: Vec<Part>,
-    #[serde(default)]
     pub calls: u64,
-    #[serde(default)]
     pub failures: u64,
-    #[serde(default)]
     pub breaker_open: bool,
-    #[serde(default)]
-    pub since_ms: u64,
-    #[serde(default)]
     pub last_failure: Option<LastFailure>,
     /// Decisions of a shadow that were the same, and those that were not.
-    #[serde(default)]
     pub agree: u64,
-    #[serde(default)]
     pub disagree: u64,
-    #[serde(default)]
     pub failed: u64,
 }
 
@@ -280,14 +240,11 @@ pub struct Worker {
     pub models: Vec<String>,
     pub draining: bool,
     /// Handoffs of the worker that decode has not consumed.
-    #[serde(default)]
     pub open_handoffs: u64,
     /// Its streams that continue on another worker, if they are asked to.
-    #[serde(default)]
     pub moves: Option<Moves>,
     pub ineligible: Option<String>,
     /// Whether its engine has too much to do, and the worker is not chosen for a pause.
-    #[serde(default)]
     pub paused: bool,
     pub reason: Option<String>,
     pub engine_load: Option<EngineLoad>,
@@ -296,7 +253,6 @@ pub struct Worker {
 
 /// The streams of a worker that drains.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(default)]
 pub struct Moves {
     pub moved: u64,
     pub moving: u64,

@@ -165,7 +165,7 @@ mod tests {
 
     fn shown(run: &serde_json::Value) -> String {
         let outcome = json!({
-            "status": 200, "code": "ok", "retried": true, "duration_ms": 60.0,
+            "status": 200, "code": "ok", "retried": true, "moved": false, "times_ms": {}, "duration_ms": 60.0,
             "cached_tokens": { "predicted": null, "reported": null }, "run": run,
         });
         ended(&serde_json::from_value(outcome).unwrap())

@@ -153,24 +153,26 @@ mod tests {
 
     #[test]
     fn lanes_refusals_compiles_and_changes_are_shown_and_old_refusals_are_not() {
-        let refusal = |at_ms: u64, message: &str| {
+        let refusal = |at_ms: u64, in_force: bool, message: &str| {
             json!({ "lane": "active", "file": "prefill.wasm", "kind": "not_wasm", "message": message,
-                    "at_ms": at_ms })
+                    "at_ms": at_ms, "in_force": in_force })
         };
         let policies = serde_json::from_value(json!({
             "slots": [{
                 "slot": "prefill", "model": "tiny", "state": "active", "generation": 4, "policy": "least-loaded",
                 "version": null, "digest": "sha256:0123456789abcdef", "calls": 9, "failures": 1,
-                "breaker_open": false, "since_ms": 50_000, "quarantined": ["sha256:77"],
+                "breaker_open": false, "parts": [], "quarantined": ["sha256:77"],
                 "last_failure": { "kind": "invalid", "message": "invalid answer: cost 1 is NaN", "at_ms": 98_000,
                                   "policy": "least-loaded" },
-                "refusals": [refusal(40_000, "before the last change"), refusal(60_000, "the newest \u{1b}[2J")],
+                "refusals": [refusal(40_000, false, "of a removed file"), refusal(60_000, true, "the newest \u{1b}[2J")],
                 "undo": { "policy": "least-loaded", "digest": "sha256:77" },
-                "canary": { "generation": 5, "share": 0.2, "policy": "trial", "since_ms": 1 }, "shadow": null,
+                "shadow": null,
+                "canary": { "generation": 5, "share": 0.2, "policy": "trial", "parts": [], "calls": 0, "failures": 0,
+                            "breaker_open": false, "agree": 0, "disagree": 0, "failed": 0 },
             }, {
                 "slot": "decode", "model": null, "state": "rolled-back", "generation": 4, "policy": "kv-aware",
                 "version": null, "digest": null, "calls": 9, "failures": 1, "breaker_open": false,
-                "quarantined": ["sha256:88"], "undo": null, "canary": null, "shadow": null,
+                "parts": [], "quarantined": ["sha256:88"], "refusals": [], "undo": null, "canary": null, "shadow": null,
             }],
             "compiling": [{ "slot": "decode", "lane": "active", "file": "decode.wasm", "since_ms": 99_000 }],
             "strays": ["old.wasm", "older.wasm"],
@@ -195,6 +197,6 @@ mod tests {
         ] {
             assert!(text.contains(line), "{line}: {text}");
         }
-        assert!(!text.contains("before the last change"), "{text}");
+        assert!(!text.contains("of a removed file"), "{text}");
     }
 }

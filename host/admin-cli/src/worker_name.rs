@@ -54,8 +54,8 @@ mod tests {
         let worker = |id: u64, url: &str| {
             let spec = serde_json::json!({ "url": url, "role": "decode", "engine": "vllm" });
             let worker = serde_json::json!({
-                "id": id, "spec": spec, "models": [], "draining": false, "ineligible": null, "reason": null,
-                "engine_load": null, "ranks": [],
+                "id": id, "spec": spec, "models": [], "draining": false, "open_handoffs": 0, "paused": false,
+                "ineligible": null, "reason": null, "engine_load": null, "ranks": [],
             });
             serde_json::from_value(worker).expect("a worker")
         };

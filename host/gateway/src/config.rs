@@ -27,7 +27,6 @@ mod models;
 mod policies;
 mod queue;
 pub mod reload;
-mod removed;
 mod replicas;
 mod resolve;
 mod salt;
@@ -183,7 +182,6 @@ fn read(path: Option<&Path>, environment: &Environment) -> Result<(Config, Vec<P
 fn parse(text: &str, environment: &Environment) -> Result<(Config, Vec<Problem>), Vec<Problem>> {
     let Parsed { value, mut problems, lines, unread } =
         pointsman_config_file::parse_with::<Config>(text, &SECRET_KEYS, environment.overrides())?;
-    problems.iter_mut().for_each(removed::explain);
     problems.extend(environment.problems().iter().cloned());
     problems.iter_mut().for_each(slots::list_policies);
     let mut config = value;

@@ -106,7 +106,7 @@ fn k1_a_plain_key_is_refused() {
         std::fs::write(file.path(), text).unwrap();
         let problems = Config::read(file.path()).unwrap_err().to_string();
         // K1.2
-        assert!(problems.contains("run `pointsman key hash --id NAME"), "{problems}");
+        assert!(problems.contains("unknown key"), "{problems}");
         assert!(!problems.contains("SECRET"), "{problems}");
     }
     let mut config = Config::default();

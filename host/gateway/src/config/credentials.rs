@@ -13,7 +13,6 @@ use pointsman_config_file::Changes;
 use super::{
     Config, KeyDigest, KeyEntry, OperatorEntry, Problem, Role, SECRET_KEYS,
     auth::{Jwt, KeyFile, MAX_TENANT},
-    removed,
 };
 
 mod jwt;
@@ -247,9 +246,7 @@ fn parsed(text: &str) -> Result<KeyFile, String> {
     match (file, problems.first()) {
         (Some(file), None) => Ok(file),
         (_, first) => {
-            let mut first = first.cloned().unwrap_or_else(|| Problem::new("", ""));
-            removed::explain(&mut first);
-            let problem = first.message;
+            let problem = first.map_or("", |first| &*first.message);
             Err(format!("{problem}; a file has what `pointsman key new` prints"))
         }
     }

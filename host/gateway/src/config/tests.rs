@@ -245,22 +245,6 @@ fn limits_of_requests_are_within_bounds() {
 }
 
 #[test]
-fn a_key_that_was_removed_says_what_takes_its_place() {
-    let text = "[server]\napi_keys = [\"sk-SECRET\"]\nadmin_token_file = \"/t\"\n[[auth.keys]]\nid = \"a\"\n\
-                digest = \"sha256:%\"\nfile = \"/d\"\n[traces]\nbatch_spans = 7\n";
-    check(
-        &text.replace('%', &"a1".repeat(32)),
-        &[
-            "line 2: server.api_keys: this key was removed: run `pointsman key hash --id NAME --tenant TENANT`, give it \
-             the key on stdin, and add the entry of [[auth.keys]] that it prints",
-            "line 3: server.admin_token_file: this key was removed: write `admin_token = { file = \"PATH\" }`",
-            "line 7: auth.keys[0].file: this key was removed: write `digest = { file = \"PATH\" }`",
-            "line 9: traces.batch_spans: this key was removed: remove it: an export is sent at once when 512 spans wait",
-        ],
-    );
-}
-
-#[test]
 fn a_message_never_shows_a_secret() {
     let texts = [
         "[[auth.keys]]\ndigest = \"sk-SECRET\"",
