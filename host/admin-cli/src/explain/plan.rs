@@ -1,5 +1,4 @@
-//! The answer of a decode override, and what the built-in `predicted-disagg` compared. Its `src/rule.rs` is
-//! the rule; a test of the gateway runs the policy's cases through both.
+//! The answer of a decode override, and what the built-in `predicted-disagg` compared, by its own code.
 
 use serde_json::Value;
 
@@ -9,10 +8,10 @@ use crate::{
     text::counted,
 };
 
-/// Age from which it does not count an engine's figures, milliseconds.
-const OLD_MS: f64 = 10_000.0;
-/// Share of the KV cache in use from which it takes an engine for full. The policy and receipts have 32 bits.
-const FULL: f64 = 0.9_f32 as f64;
+#[path = "../../../../policies/predicted-disagg/src/rule.rs"]
+mod rule;
+
+use rule::{Load, Obstacle, Prompt, Worker, best};
 
 /// Returns what was answered, and about which worker the question was.
 pub(super) fn answer(plan: &Plan, addresses: Addresses<'_>) -> String {
@@ -38,114 +37,92 @@ pub(super) fn answer(plan: &Plan, addresses: Addresses<'_>) -> String {
 pub(super) fn reason(one: &Decision, addresses: Addresses<'_>, digest: &str) -> Option<String> {
     let plan = one.plan.as_ref().filter(|_| one.decider.by == "policy")?;
     let stage = one.stages.iter().find(|stage| stage.digest.as_deref() == Some(digest))?;
-    let decode = Row { facts: &stage.decode, row: 0 };
     let prompt = Prompt::of(&stage.request)?;
-    let own = prompt.own(decode)?;
+    let (decode, load) = (Worker::of(&stage.decode, 0)?, Load::of(&stage.decode));
+    let own = decode.own(prompt);
     if plan.word == "remote"
-        && let Some(why) = forbids_local(decode, &prompt, own)
+        && let Some(obstacle) = load.obstacle(prompt, own)
     {
-        return Some(format!("Remote, because {why}."));
+        return Some(format!("Remote, because {}.", why(obstacle, prompt)));
     }
-    let prefill = (0..one.candidates.len()).filter_map(|row| {
-        let row = Row { facts: &stage.workers, row };
-        Some((row.number("active-prefill-tokens")?, prompt.own(row)?, one.candidates.get(row.row)?))
-    });
-    let (waiting, new, worker) = prefill.min_by(|a, b| (a.0 + a.1).total_cmp(&(b.0 + b.1)))?;
-    let before = decode.number("active-prefill-tokens")?;
+    let prefill = (0..one.candidates.len()).map(|row| Worker::of(&stage.workers, row));
+    let prefill: Vec<Worker> = prefill.collect::<Option<_>>()?;
+    let (row, computes) = best(prompt, prefill.iter().copied())?;
+    let (other, (worker, rank)) = (prefill.get(row)?, one.candidates.get(row)?);
     let (word, saves) = match &*plan.word {
         "remote" => ("Remote", "too little"),
         "local" => ("Local", "enough"),
         _ => return None,
     };
     Some(format!(
-        "{word}, because the decode worker saves {saves}: until it has the prompt it computes {} ({before} waiting, \
-         {own} not cached) and delays {}; {}, the best for prefill, computes {} ({waiting} waiting, {new} not \
+        "{word}, because the decode worker saves {saves}: until it has the prompt it computes {} ({} waiting, \
+         {own} not cached) and delays {}; {}, the best for prefill, computes {computes} ({} waiting, {} not \
          cached). The settings margin-tokens and delayed-weight say how much is enough.",
-        counted(whole(before + own), "token"),
-        counted(whole(decode.requests()), "request"),
-        named(worker.0, worker.1, addresses),
-        whole(waiting + new),
+        counted(decode.until_computed(prompt) as u64, "token"),
+        decode.waiting,
+        counted(load.requests().into(), "request"),
+        named(*worker, *rank, addresses),
+        other.waiting,
+        other.own(prompt),
     ))
 }
 
-/// Returns why a prompt is prefilled remotely, whatever is cheaper.
-fn forbids_local(decode: Row<'_>, prompt: &Prompt, own: f64) -> Option<String> {
-    let number = |name| decode.number(name).unwrap_or_default();
-    if number("local-prefill") != 1.0 {
-        return Some("the decode worker cannot prefill".to_owned());
-    }
-    let usage = number("kv-usage");
-    if !decode.is_old() && usage >= FULL {
-        return Some(format!("the engine of the decode worker uses {:.0} % of its KV cache", usage * 100.0));
-    }
-    let time = number("prefill-us-per-ktoken");
-    let takes = own * time / 1e3;
-    if prompt.itl_target <= 0.0 || decode.requests() <= 0.0 || (time > 0.0 && takes <= prompt.itl_target) {
-        return None;
-    }
-    let target = prompt.itl_target / 1e3;
-    Some(if time > 0.0 {
-        format!(
+/// Says what forbids a local prefill.
+fn why(obstacle: Obstacle, prompt: Prompt) -> String {
+    let target = f64::from(prompt.itl_target) / 1e3;
+    match obstacle {
+        Obstacle::CannotPrefill => "the decode worker cannot prefill".to_owned(),
+        Obstacle::Full(usage) => {
+            format!("the engine of the decode worker uses {:.0} % of its KV cache", usage * 100.0)
+        }
+        Obstacle::MissesTarget(takes) => format!(
             "the decode worker would compute for {:.1} ms, longer than the ITL target of {target} ms",
             takes / 1e3
-        )
-    } else {
-        format!("the request has an ITL target ({target} ms), and the decode worker's speed is not measured")
-    })
-}
-
-/// The prompt's facts.
-struct Prompt {
-    tokens: f64,
-    block: f64,
-    itl_target: f64,
+        ),
+        Obstacle::UnknownSpeed => {
+            format!(
+                "the request has an ITL target ({target} ms), and the decode worker's speed is not measured"
+            )
+        }
+    }
 }
 
 impl Prompt {
     fn of(request: &Facts) -> Option<Self> {
-        let number = |name| request.get(name).and_then(Value::as_f64);
+        let number = |name| request.get(name).and_then(Value::as_f64).map(|number| number as u32);
         Some(Self {
             tokens: number("prompt-tokens")?,
-            block: number("block-size")?.max(1.0),
+            block: number("block-size")?.max(1),
             itl_target: number("itl-target-us").unwrap_or_default(),
         })
     }
+}
 
-    /// Tokens that a worker computes.
-    fn own(&self, worker: Row<'_>) -> Option<f64> {
-        let cached = worker.number("cached-blocks-device")? * self.block;
-        Some((self.tokens - cached).max(1.0))
+impl Worker {
+    fn of(facts: &Facts, row: usize) -> Option<Self> {
+        let count = |name| number(facts, name, row).map(|number| number as u32);
+        Some(Self { waiting: count("active-prefill-tokens")?, cached: count("cached-blocks-device")? })
     }
 }
 
-/// The facts of one worker.
-#[derive(Clone, Copy)]
-struct Row<'a> {
-    facts: &'a Facts,
-    row: usize,
-}
-
-impl Row<'_> {
-    fn number(self, name: &str) -> Option<f64> {
-        self.facts.get(name)?.get(self.row)?.as_f64()
-    }
-
-    fn is_old(self) -> bool {
-        self.number("load-age-ms").is_none_or(|age| age > OLD_MS)
-    }
-
-    fn requests(self) -> f64 {
-        let number = |name| self.number(name).unwrap_or_default();
-        let reported = if self.is_old() { 0.0 } else { number("engine-running") + number("engine-queue") };
-        number("active-requests").max(reported)
+impl Load {
+    /// Returns the load of the decode worker. Figures without an age are old.
+    fn of(decode: &Facts) -> Self {
+        let given = |name| number(decode, name, 0);
+        let count = |name| given(name).unwrap_or_default() as u32;
+        Self {
+            can_prefill: given("local-prefill") == Some(1.0),
+            booked: count("active-requests"),
+            running: count("engine-running"),
+            queue: count("engine-queue"),
+            kv_usage: given("kv-usage").unwrap_or_default() as f32,
+            age: given("load-age-ms").map_or(u32::MAX, |age| age as u32),
+            prefill_time: count("prefill-us-per-ktoken"),
+        }
     }
 }
 
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "sums of whole numbers of 32 bits"
-)]
-fn whole(number: f64) -> u64 {
-    number as u64
+/// Returns a fact of a worker.
+fn number(facts: &Facts, name: &str, row: usize) -> Option<f64> {
+    facts.get(name)?.get(row)?.as_f64()
 }
