@@ -6,16 +6,16 @@ pub fn median(mut values: Vec<f64>) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// Value below which `share` of the sorted values lie; NaN of nothing.
+/// The quantile of sorted values by nearest rank, as `pointsman compare` computes it; NaN of nothing.
 pub fn quantile(sorted: &[f64], share: f64) -> f64 {
     #[expect(
         clippy::cast_precision_loss,
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
-        reason = "an index below the length"
+        reason = "a rank among some millions"
     )]
-    let place = ((sorted.len() as f64 * share.clamp(0.0, 1.0)) as usize).min(sorted.len().saturating_sub(1));
-    sorted.get(place).copied().unwrap_or(f64::NAN)
+    let rank = (sorted.len() as f64 * share.clamp(0.0, 1.0)).ceil() as usize;
+    sorted.get(rank.saturating_sub(1)).copied().unwrap_or(f64::NAN)
 }
 
 /// Values in ascending order.
@@ -47,7 +47,7 @@ mod tests {
     #[test]
     fn quantiles() {
         let values = sorted((0..1_000).rev().map(f64::from).collect());
-        let expected = [(0.0, 0.0), (0.5, 500.0), (0.99, 990.0), (0.999, 999.0), (1.0, 999.0)];
+        let expected = [(0.0, 0.0), (0.5, 499.0), (0.99, 989.0), (0.999, 998.0), (1.0, 999.0)];
         for (share, value) in expected {
             assert_eq!(quantile(&values, share), value, "{share}");
         }
