@@ -275,12 +275,12 @@ impl TestCluster {
         Ok(String::from_utf8(self.admin.get("/metrics").await?.body.to_vec())?)
     }
 
-    /// Number of handoffs that ended for a reason.
+    /// Number of handoffs with a result.
     ///
     /// # Errors
     /// The metrics cannot be read.
-    pub async fn handoffs(&self, reason: &str) -> anyhow::Result<f64> {
-        let name = format!("pointsman_handoffs_total{{reason=\"{reason}\"}}");
+    pub async fn handoffs(&self, result: &str) -> anyhow::Result<f64> {
+        let name = format!("pointsman_handoffs_total{{result=\"{result}\"}}");
         Ok(self.metric(&name).await?.into_iter().sum())
     }
 

@@ -304,7 +304,7 @@ async fn d4_a_local_plan_that_stock_sglang_cannot_execute_is_counted_and_turned_
         let decided = decisions(&cluster, body(&format!("{turn} "))).await;
         // D4.5: remote
         assert_eq!(decided.len(), 2, "{decided:?}");
-        if cluster.metrics_text().await.unwrap().contains("handoffs_total{reason=\"local_refused\"}") {
+        if cluster.metrics_text().await.unwrap().contains("handoffs_total{result=\"local_refused\"}") {
             return;
         }
         tokio::time::sleep(Duration::from_millis(10)).await;

@@ -215,7 +215,7 @@ async fn k1_wrong_keys_from_a_trusted_proxy_do_not_slow_its_clients_down() {
         // K1.12
         assert_eq!((reply.status.as_u16(), reply.code()), (401, "unauthorized".to_owned()), "{number}");
     }
-    assert_eq!(cluster.metric("pointsman_wrong_keys_total{reason=\"clients\"}").await.unwrap(), [12.0]);
+    assert_eq!(cluster.metric("pointsman_wrong_keys_total{listener=\"clients\"}").await.unwrap(), [12.0]);
     let mut last = 0;
     for _ in 0..11 {
         let wrong = [("authorization", "Bearer wrong")];
@@ -268,6 +268,6 @@ async fn repeated_wrong_keys_are_slowed_down_and_right_ones_are_not() {
     // A delay would hold up each of the twenty for a second.
     assert!(begun.elapsed() < std::time::Duration::from_secs(15), "{:?}", begun.elapsed());
     let text = cluster.metrics_text().await.unwrap();
-    assert!(text.contains("pointsman_wrong_keys_total{reason=\"admin\"} 5"), "{text}");
-    assert!(text.contains("pointsman_wrong_keys_total{reason=\"clients\"} 7"), "{text}");
+    assert!(text.contains("pointsman_wrong_keys_total{listener=\"operators\"} 5"), "{text}");
+    assert!(text.contains("pointsman_wrong_keys_total{listener=\"clients\"} 7"), "{text}");
 }

@@ -67,7 +67,7 @@ async fn h2_pages_of_one_token_and_blocks_of_sixteen_predict_what_each_engine_re
         }
     }
     assert!(hits > 40, "{hits} of 80 requests found cached blocks");
-    assert_eq!(cluster.metric("pointsman_predictions_total{reason=\"equal\"}").await.unwrap(), [80.0]);
+    assert_eq!(cluster.metric("pointsman_predictions_total{result=\"equal\"}").await.unwrap(), [80.0]);
     assert_eq!(cluster.metric("pointsman_index_orphans_total").await.unwrap(), [0.0]);
     let evicted: u64 = cluster.sims.iter().map(|sim| u64::from(sim.state().evicted_blocks > 0)).sum();
     assert_eq!(evicted, 4, "every engine evicted");
@@ -116,5 +116,5 @@ async fn h2_prefill_and_decode_pairs_of_both_block_sizes_serve_side_by_side() {
     }
     // The client sees the answer of SGLang's decode worker, which does not report the prefill worker's cache.
     assert_eq!(cluster.metric("pointsman_predictions_total").await.unwrap(), [2.0], "vLLM's, all equal");
-    assert_eq!(cluster.metric("pointsman_predictions_total{reason=\"equal\"}").await.unwrap(), [2.0]);
+    assert_eq!(cluster.metric("pointsman_predictions_total{result=\"equal\"}").await.unwrap(), [2.0]);
 }

@@ -591,7 +591,7 @@ async fn r4_a_pair_whose_prefill_workers_refuse_work_is_prefilled_by_the_decode_
     assert_eq!(cluster.booked(), 1);
     answer(&mut carried, EVENTS).await;
     cluster.at_rest().await.unwrap();
-    assert_eq!(cluster.metric("pointsman_handoffs_total{reason=\"local_fallback\"}").await.unwrap(), [1.0]);
+    assert_eq!(cluster.metric("pointsman_handoffs_total{result=\"local_fallback\"}").await.unwrap(), [1.0]);
 }
 
 #[tokio::test]
@@ -609,7 +609,7 @@ async fn r2_an_error_of_a_picked_decode_engine_is_the_answer_also_where_local_pr
     // E6.13: it is for requests that the gateway sends.
     assert_eq!(
         cluster
-            .metric("pointsman_handoffs_total{reason=\"local_fallback\"}")
+            .metric("pointsman_handoffs_total{result=\"local_fallback\"}")
             .await
             .unwrap()
             .iter()

@@ -307,8 +307,8 @@ async fn a_request_that_kills_its_engine_visits_two_of_five_and_is_then_refused(
         }
         let metrics = cluster.metrics_text().await.unwrap();
         for line in [
-            r#"pointsman_poison_requests_total{reason="quarantined"} 1"#,
-            r#"pointsman_poison_requests_total{reason="refused"} 1"#,
+            r#"pointsman_poison_requests_total{result="quarantined"} 1"#,
+            r#"pointsman_poison_requests_total{result="refused"} 1"#,
         ] {
             // I4.5
             assert!(metrics.contains(line), "{line}");

@@ -550,7 +550,7 @@ async fn c7a_incomplete_parameters_fall_back_to_local_prefill_where_that_is_allo
         assert_eq!(reply.status.as_u16(), expected, "fallback {fallback}, enforced {enforced}: {reply:?}");
         cluster.at_rest().await.unwrap();
         let metrics = cluster.metrics_text().await.unwrap();
-        let counted = |reason: &str| metrics.contains(&format!("handoffs_total{{reason=\"{reason}\"}} 1"));
+        let counted = |result: &str| metrics.contains(&format!("handoffs_total{{result=\"{result}\"}} 1"));
         // C7a.5
         assert_eq!((counted("incomplete"), counted("local_fallback")), (true, expected == 200), "{metrics}");
     }

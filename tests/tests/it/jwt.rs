@@ -455,7 +455,7 @@ async fn k2_the_last_keys_serve_while_the_identity_server_is_broken() {
         // K2.6
         assert_eq!(ask(&cluster, &token(number as u32 + 1)).await.0, 200, "{number}");
     }
-    let failed = cluster.metric("pointsman_key_set_fetches_total{reason=\"failed\"}").await.unwrap();
+    let failed = cluster.metric("pointsman_key_set_fetches_total{result=\"failed\"}").await.unwrap();
     assert!(failed.iter().sum::<f64>() >= 4.0, "{failed:?}");
     server.behave(Behaviour::Silent);
     let began = tokio::time::Instant::now();

@@ -293,7 +293,7 @@ async fn a_learner_that_traps_loops_or_hoards_touches_no_request_and_decides_on(
         let mut asked = 0;
         // Each batch is one call: the first goes well, the second does not.
         let failed = format!(
-            "pointsman_policy_observations_total{{slot=\"aggregated\",mode=\"active\",outcome=\"{kind}\"}}"
+            "pointsman_policy_observations_total{{slot=\"aggregated\",lane=\"active\",outcome=\"{kind}\"}}"
         );
         while metric(&cluster, &failed).await == 0 {
             for _ in 0..10 {
@@ -314,7 +314,7 @@ async fn a_learner_that_traps_loops_or_hoards_touches_no_request_and_decides_on(
             (0, 0),
             "{script}"
         );
-        let calls = "pointsman_policy_calls_total{slot=\"aggregated\",mode=\"active\",outcome=\"ok\"}";
+        let calls = "pointsman_policy_calls_total{slot=\"aggregated\",lane=\"active\",outcome=\"ok\"}";
         assert!(metric(&cluster, calls).await >= asked + 20, "{script}");
         cluster.at_rest().await.unwrap();
     }

@@ -59,8 +59,8 @@ async fn post(cluster: &TestCluster, more: Value) -> Reply {
     cluster.client.post(CHAT, &[EXPLAIN], chat(more)).await.unwrap()
 }
 
-async fn handoffs(cluster: &TestCluster, reason: &str) -> f64 {
-    let start = format!("pointsman_handoffs_total{{reason=\"{reason}\"}}");
+async fn handoffs(cluster: &TestCluster, result: &str) -> f64 {
+    let start = format!("pointsman_handoffs_total{{result=\"{result}\"}}");
     cluster.metric(&start).await.unwrap().iter().sum()
 }
 

@@ -120,6 +120,8 @@ fn table(scrape: &str) -> String {
 async fn m4_the_table_of_metrics_is_that_of_a_scrape() {
     let cluster = cluster().await;
     cluster.gateway.state().metrics.create_every_series();
+    // What policies learn from the cluster's first request arrives later.
+    cluster.until_counted("pointsman_policy_observations_total{slot=\"decode\"", 1.0).await.unwrap();
     let scraped = scrape(&cluster.admin, "text/plain").await;
     let text = format!("{INTRODUCTION}{}", table(&scraped));
     if std::env::var_os("UPDATE_DOCS").is_some() {
@@ -208,15 +210,15 @@ async fn m4_what_alerts_look_at_is_there_without_a_worker_or_an_event() {
     let cluster = TestClusterBuilder::new().start().await.unwrap();
     // M4.8
     assert_eq!(cluster.metric("pointsman_servable_models ").await.unwrap(), [0.0]);
-    for (counter, reasons) in [
-        ("handoffs", &["lost_no_decode_worker", "lost_prefill_died"][..]),
-        ("trace_spans_dropped", &["connect", "queue", "timeout"]),
-        ("log_lines_dropped", &["queue_full", "write_failed"]),
-        ("key_set_fetches", &["failed"]),
-        ("decision_log_dropped", &["queue", "disk"]),
+    for (counter, label, values) in [
+        ("handoffs", "result", &["lost_no_decode_worker", "lost_prefill_died"][..]),
+        ("trace_spans_dropped", "reason", &["connect", "queue", "timeout"]),
+        ("log_lines_dropped", "reason", &["queue_full", "write_failed"]),
+        ("key_set_fetches", "result", &["failed"]),
+        ("decision_log_dropped", "reason", &["queue", "disk"]),
     ] {
-        for reason in reasons {
-            let series = format!("pointsman_{counter}_total{{reason=\"{reason}\"}}");
+        for value in values {
+            let series = format!("pointsman_{counter}_total{{{label}=\"{value}\"}}");
             // M4.9, M5.4
             assert_eq!(cluster.metric(&series).await.unwrap(), [0.0], "{series}");
         }

@@ -156,7 +156,7 @@ async fn f2_previews_move_no_counter_of_a_shadow() {
     assert_eq!(ask(&cluster, &[], body("tiny", "a")).await.status, 200);
     cluster.at_rest().await.unwrap();
     let before = counters(&cluster).await;
-    let calls = before.iter().any(|line| line.contains(r#"mode="shadow""#));
+    let calls = before.iter().any(|line| line.contains(r#"lane="shadow""#));
     assert!(calls, "a request moves them: {before:?}");
     let mut annotated: Value = serde_json::from_str(&body("tiny", "b")).unwrap();
     annotated["nvext"] = json!({"annotations": ["query_instance_id:"]});

@@ -482,5 +482,5 @@ async fn c7b_a_prompt_shorter_than_a_block_is_decoded_without_a_handoff() {
         metrics.lines().filter(|line| line.starts_with("pointsman_handoffs_total{")).collect();
     let counted: Vec<&str> = counted.into_iter().filter(|line| !line.ends_with(" 0")).collect();
     // C7b.4
-    assert_eq!(counted, ["pointsman_handoffs_total{reason=\"nothing_to_hand_over\"} 1"]);
+    assert_eq!(counted, ["pointsman_handoffs_total{result=\"nothing_to_hand_over\"} 1"]);
 }

@@ -452,7 +452,7 @@ async fn i8_a_realtime_session_that_breaks_engines_does_not_visit_each_of_them()
     let asked: usize = cluster.sims.iter().map(|sim| sim.recorded().len()).sum();
     // I4.1
     assert_eq!((status, asked), (502, 2));
-    assert_eq!(cluster.metric("pointsman_retries_total{reason=\"aggregated\"}").await.unwrap(), [1.0]);
+    assert_eq!(cluster.metric("pointsman_retries_total{leg=\"aggregated\"}").await.unwrap(), [1.0]);
     cluster.at_rest().await.unwrap();
 }
 

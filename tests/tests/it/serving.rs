@@ -312,7 +312,7 @@ async fn the_admin_port_lists_workers_policies_and_metrics() {
     for line in [
         "pointsman_requests_total{endpoint=\"chat_completions\",model=\"tiny\",status=\"200\",code=\"ok\"} 1",
         "pointsman_decisions_total{slot=\"prefill\",policy=\"kv-aware\",lane=\"active\",decider=\"policy\"} 1",
-        "pointsman_handoffs_total{reason=\"complete\"} 1",
+        "pointsman_handoffs_total{result=\"complete\"} 1",
         "pointsman_output_tokens_total 12",
         "pointsman_inflight_requests 0",
         "pointsman_policy_generation{slot=\"decode\"} 1",

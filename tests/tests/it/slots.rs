@@ -226,9 +226,9 @@ async fn a_shadow_is_counted_and_never_serves() {
             "pointsman_policy_shadow_total{{slot=\"aggregated\",policy=\"weighted-random\",result=\"agree\"}} {}",
             count("agree")
         ),
-        "pointsman_policy_calls_total{slot=\"aggregated\",mode=\"shadow\",outcome=\"ok\"} 40",
-        "pointsman_policy_calls_total{slot=\"aggregated\",mode=\"active\",outcome=\"ok\"} 40",
-        "pointsman_policy_call_seconds_count{slot=\"aggregated\",mode=\"active\"} 40",
+        "pointsman_policy_calls_total{slot=\"aggregated\",lane=\"shadow\",outcome=\"ok\"} 40",
+        "pointsman_policy_calls_total{slot=\"aggregated\",lane=\"active\",outcome=\"ok\"} 40",
+        "pointsman_policy_call_seconds_count{slot=\"aggregated\",lane=\"active\"} 40",
     ] {
         assert!(metrics.contains(line), "{line}\n{metrics}");
     }

@@ -26,7 +26,7 @@ fn recorded(cluster: &TestCluster) -> usize {
 }
 
 async fn unsplittable(cluster: &TestCluster) -> f64 {
-    let name = "pointsman_handoffs_total{reason=\"unsplittable\"}";
+    let name = "pointsman_handoffs_total{result=\"unsplittable\"}";
     cluster.metric(name).await.unwrap().into_iter().sum()
 }
 

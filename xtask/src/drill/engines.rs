@@ -67,7 +67,7 @@ pub(super) async fn run(only: &str, bin: &Path, checks: &mut Checks) -> anyhow::
     report(&rows, checks);
     checks.none("bookings left", fleet.booked(Duration::from_secs(15)).await?);
     let metrics = fleet.metrics().await?;
-    let lost = |reason| sum_with(&metrics, "pointsman_handoffs_total", &[("reason", reason)]);
+    let lost = |result| sum_with(&metrics, "pointsman_handoffs_total", &[("result", result)]);
     let dropped = lost("lost_no_decode_worker");
     checks.check("committed handoffs that the gateway dropped", dropped, dropped == 0.0);
     checks.show("committed handoffs whose prefill engine was killed", lost("lost_prefill_died"));

@@ -24,12 +24,10 @@ pub(super) fn judge(holds: &[Hold], record: &Record, checks: &mut Checks) {
     for hold in holds {
         one(hold, record, checks);
     }
-    for (reason, count) in record
-        .metrics
-        .iter()
-        .flat_map(|text| metrics_text::by_label(text, "pointsman_retries_total", "reason"))
+    for (leg, count) in
+        record.metrics.iter().flat_map(|text| metrics_text::by_label(text, "pointsman_retries_total", "leg"))
     {
-        checks.show(&format!("retries: {reason}"), count);
+        checks.show(&format!("retries: {leg}"), count);
     }
     record.problems.iter().for_each(|problem| sh::status(&format!("neither end nor error: {problem}")));
 }
@@ -97,7 +95,7 @@ fn bookings(seconds: u64, record: &Record, checks: &mut Checks) {
 }
 
 fn handoffs(hold: &Hold, record: &Record, checks: &mut Checks) {
-    let counted = |reason| record.metric("pointsman_handoffs_total", &[("reason", reason)]);
+    let counted = |result| record.metric("pointsman_handoffs_total", &[("result", result)]);
     if matches!(hold, Hold::HandoffsPulled) {
         // Both engines of a pull count it.
         let (complete, pulled) = (counted("complete"), record.engines_sum("/handoffs/pulled") as f64 / 2.0);

@@ -206,7 +206,7 @@ fn sound() -> Record {
         states: vec![json!({ "stranded": 0, "handoffs": { "pulled": 4 } })],
         disconnects: BTreeMap::from([("id".to_owned(), 2_000_000)]),
         metrics: vec![
-            "pointsman_handoffs_total{reason=\"complete\"} 2\n\
+            "pointsman_handoffs_total{result=\"complete\"} 2\n\
              pointsman_policy_reloads_total{result=\"installed\"} 99\n"
                 .to_owned(),
         ],
@@ -255,7 +255,7 @@ fn requirements() -> Vec<(Hold, Shortfall)> {
             record.fired.as_mut().unwrap().insert("cut".to_owned(), 0);
         }),
         (Hold::HandoffsKept, |record| {
-            record.metrics.push("pointsman_handoffs_total{reason=\"lost_prefill_died\"} 1\n".to_owned());
+            record.metrics.push("pointsman_handoffs_total{result=\"lost_prefill_died\"} 1\n".to_owned());
         }),
         (Hold::HandoffsPulled, |record| record.states[0]["handoffs"]["pulled"] = json!(3)),
         (Hold::Noticed(100.0), |record| record.disconnects.clear()),

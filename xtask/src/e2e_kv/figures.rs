@@ -26,7 +26,7 @@ pub(super) struct Figures {
 impl Figures {
     /// Reads the gateway's metrics after a run.
     pub(super) fn new(metrics: &str, requests: u64, failed: u64, took: Duration) -> Self {
-        let predictions = |reason| sum_with(metrics, "pointsman_predictions_total", &[("reason", reason)]);
+        let predictions = |result| sum_with(metrics, "pointsman_predictions_total", &[("result", result)]);
         Self {
             requests,
             failed,
@@ -71,8 +71,8 @@ mod tests {
 
     #[test]
     fn shares_are_those_of_the_metrics() {
-        let metrics = "pointsman_predictions_total{reason=\"equal\"} 99\n\
-            pointsman_predictions_total{reason=\"over\"} 1\n\
+        let metrics = "pointsman_predictions_total{result=\"equal\"} 99\n\
+            pointsman_predictions_total{result=\"over\"} 1\n\
             pointsman_prompt_tokens_total 200\npointsman_cached_tokens_total 50\n\
             pointsman_not_tokenized_total{reason=\"timeout\"} 2\n";
         let figures = Figures::new(metrics, 100, 0, Duration::ZERO);

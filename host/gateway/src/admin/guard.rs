@@ -53,7 +53,7 @@ pub(super) async fn guard(
         Err(cause) => {
             let cause = match cause {
                 ApiError::WrongAdminToken => {
-                    wrong_key(&state, "admin", peer, ApiError::WrongAdminToken).await
+                    wrong_key(&state, "operators", peer, ApiError::WrongAdminToken).await
                 }
                 other => other,
             };

@@ -36,7 +36,7 @@ impl Drive {
             self.route(leg, None);
             return;
         }
-        let labels = crate::telemetry::metrics::ReasonLabels { reason: leg.as_str() };
+        let labels = crate::telemetry::metrics::RetryLabels { leg: leg.as_str() };
         self.state.metrics.retries.get_or_create(&labels).inc();
         self.account.waits("pause", leg);
     }

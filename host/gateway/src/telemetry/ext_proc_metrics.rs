@@ -6,11 +6,7 @@ use prometheus_client::{
     registry::Registry,
 };
 
-/// How the gateway answered a proxy: `picked`, `refused`, or `own` for an answer of the gateway itself.
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct ResultLabels {
-    result: &'static str,
-}
+use super::labels::ResultLabels;
 
 /// Which endpoint served: `picked`, `other`, or `unknown` when the proxy does not say.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -37,7 +33,7 @@ impl ExtProcMetrics {
         self.streams.dec();
     }
 
-    /// Counts an answer to a proxy.
+    /// Counts an answer to a proxy: `picked`, `refused`, or `own` for an answer of the gateway itself.
     pub(crate) fn picked(&self, result: &'static str) {
         self.picks.get_or_create(&ResultLabels { result }).inc();
     }

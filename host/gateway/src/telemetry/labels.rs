@@ -1,4 +1,4 @@
-//! Label values that come from outside: names of models and policies.
+//! Labels of several parts, and label values that come from outside: names of models and policies.
 
 use std::{
     fmt::{self, Write as _},
@@ -10,6 +10,20 @@ use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEn
 /// Name of a model or policy as a label value.
 #[derive(Clone, Debug, Hash, PartialEq, Eq)]
 pub struct Name(pub Arc<str>);
+
+/// Labels of a result.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct ResultLabels {
+    /// Result.
+    pub result: &'static str,
+}
+
+/// Labels of a listener: `clients` or `operators`, or `engines` for connections to engines.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct ListenerLabels {
+    /// Listener.
+    pub listener: &'static str,
+}
 
 /// Label of an exemplar.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]

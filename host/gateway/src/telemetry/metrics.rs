@@ -21,7 +21,7 @@ use prometheus_client::{
 #[cfg(feature = "ext-proc")]
 use super::ext_proc_metrics::ExtProcMetrics;
 use super::{
-    labels::{Name, TraceLabel},
+    labels::{ListenerLabels, Name, ResultLabels, TraceLabel},
     live_stats::LiveStats,
     prediction_checks::PredictionChecks,
     tenant_metrics::TenantFamilies,
@@ -150,11 +150,18 @@ pub(crate) struct SourceLabels {
     pub source: &'static str,
 }
 
-/// A single label.
+/// Labels of a reason.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub struct ReasonLabels {
-    /// Reason or result.
+    /// Reason.
     pub reason: &'static str,
+}
+
+/// Labels of a retry.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct RetryLabels {
+    /// Leg.
+    pub leg: &'static str,
 }
 
 /// Metrics that the handling of requests updates.
@@ -197,18 +204,18 @@ pub struct Metrics {
     /// Time from sending a leg to its end in seconds.
     pub(crate) leg_seconds: Family<LegLabels, Histogram, fn() -> Histogram>,
     /// Retries by leg.
-    pub retries: Family<ReasonLabels, Counter>,
+    pub retries: Family<RetryLabels, Counter>,
     /// Streams that were to continue on another worker, by what followed.
     pub(crate) continuations: Family<continuations::ContinuationLabels, Counter>,
     /// Completed handoffs by result.
-    pub handoffs: Family<ReasonLabels, Counter>,
+    pub handoffs: Family<ResultLabels, Counter>,
     /// Requests that broke two workers (`quarantined`), and later requests equal to them (`refused`).
-    pub poison_requests: Family<ReasonLabels, Counter>,
+    pub poison_requests: Family<ResultLabels, Counter>,
     /// Prompts without token ids, by reason.
     pub not_tokenized: Family<ReasonLabels, Counter>,
     /// Predictions of cached blocks from exact tokens, compared with the engine's report: `equal`, `over`,
     /// `under`.
-    pub predictions: Family<ReasonLabels, Counter>,
+    pub predictions: Family<ResultLabels, Counter>,
     /// Whether the predictions of each model are right, for the log.
     pub prediction_checks: PredictionChecks,
     /// Relative error of the estimated duration of answers that are not streamed.
@@ -217,10 +224,10 @@ pub struct Metrics {
     pub(crate) displaced: Counter,
     /// Bookings released because no token arrived for too long.
     pub expired_bookings: Counter,
-    /// Wrong keys by listener: `clients` or `admin`.
-    pub wrong_keys: Family<ReasonLabels, Counter>,
-    /// Fetches of an identity server's public keys, by outcome.
-    pub(crate) key_set_fetches: Family<ReasonLabels, Counter>,
+    /// Wrong keys by listener: `clients` or `operators`.
+    pub wrong_keys: Family<ListenerLabels, Counter>,
+    /// Fetches of an identity server's public keys, by result.
+    pub(crate) key_set_fetches: Family<ResultLabels, Counter>,
     /// Changes through the operators' listener, refused ones included.
     pub admin_changes: Family<AdminLabels, Counter>,
     /// Prompt tokens of requests that an engine ran, as it reported them, or else as the gateway measured
@@ -362,7 +369,7 @@ impl Metrics {
             displaced "displaced_requests" "Number of requests that lost their places in the full queue to requests that come before them",
             expired_bookings "expired_bookings" "Number of requests whose bookings expired without a token",
             wrong_keys "wrong_keys" "Number of requests with a wrong key or admin token, by listener",
-            key_set_fetches "key_set_fetches" "Number of fetches of the identity server's public keys, by outcome",
+            key_set_fetches "key_set_fetches" "Number of fetches of the identity server's public keys, by result",
             admin_changes "admin_changes" "Number of changes asked for at the admin listener, by route and status",
             prompt_tokens "prompt_tokens" "Number of prompt tokens of requests that an engine ran, as the engine reported or the gateway counted them",
             cache_reported_prompt_tokens "cache_reported_prompt_tokens" "Number of prompt tokens of requests whose engine reported how many of them it found in its cache",

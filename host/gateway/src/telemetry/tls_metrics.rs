@@ -6,11 +6,7 @@ use prometheus_client::{
     registry::Registry,
 };
 
-/// A listener, `clients` or `operators`, or `engines` for connections to engines.
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct ListenerLabels {
-    listener: &'static str,
-}
+use super::labels::ListenerLabels;
 
 /// A failed handshake.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]

@@ -288,7 +288,7 @@ impl Run {
         let Expected::RolledBack(failures) = &case.expected else { return Ok(0.0) };
         let (slot, metrics) = (case.file.trim_end_matches(".wasm"), self.fleet.metrics().await?);
         let failed = |failure: &String| {
-            let labels = [("outcome", failure.as_str()), ("slot", slot), ("mode", "active")];
+            let labels = [("outcome", failure.as_str()), ("slot", slot), ("lane", "active")];
             sum_with(&metrics, "pointsman_policy_calls_total", &labels)
         };
         Ok(failures.iter().map(failed).sum())

@@ -7,7 +7,8 @@ use tokio::time::Duration;
 use super::Account;
 use crate::telemetry::{
     labels::Name,
-    metrics::{Metrics, OTHER, ReasonLabels, RequestLabels, seconds},
+    labels::ResultLabels,
+    metrics::{Metrics, OTHER, RequestLabels, seconds},
     prediction_checks::log_turn,
 };
 
@@ -94,13 +95,13 @@ impl Account {
         }
         if let (Some(block), Some(cached)) = (self.exact_block, usage.cached_tokens) {
             // Only whole blocks of the gateway's size are predicted.
-            let reason = match (self.predicted_tokens / block).cmp(&(cached / block)) {
+            let result = match (self.predicted_tokens / block).cmp(&(cached / block)) {
                 Ordering::Equal => "equal",
                 Ordering::Greater => "over",
                 Ordering::Less => "under",
             };
-            metrics.predictions.get_or_create(&ReasonLabels { reason }).inc();
-            log_turn(&self.model, metrics.prediction_checks.record_check(&self.model, reason != "equal"));
+            metrics.predictions.get_or_create(&ResultLabels { result }).inc();
+            log_turn(&self.model, metrics.prediction_checks.record_check(&self.model, result != "equal"));
         }
     }
 

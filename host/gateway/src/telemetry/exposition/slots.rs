@@ -72,7 +72,7 @@ fn encode_info(out: &mut Families<'_>, status: &ManagerStatus) -> fmt::Result {
             let digests: Vec<String> = parts.iter().map(|part| part.digest.short()).collect();
             let mut labels = of_status(slot);
             labels.extend([
-                ("mode", lane.to_string()),
+                ("lane", lane.to_string()),
                 ("policy", policy.to_owned()),
                 ("version", version.cloned().unwrap_or_default()),
                 ("digest", digests.join("+")),
@@ -184,7 +184,7 @@ fn labels(kind: SlotKind, model: Option<&str>) -> Labels {
 }
 
 fn with_lane(mut labels: Labels, lane: Lane) -> Labels {
-    labels.push(("mode", lane.to_string()));
+    labels.push(("lane", lane.to_string()));
     labels
 }
 

@@ -5,7 +5,8 @@ use std::time::Duration;
 use pointsman_routing::SlotKind;
 
 use super::{
-    AdminLabels, FallbackLabels, LegLabels, Metrics, Name, OTHER, ReasonLabels, RequestLabels, seconds,
+    AdminLabels, FallbackLabels, LegLabels, ListenerLabels, Metrics, Name, OTHER, ReasonLabels,
+    RequestLabels, ResultLabels, seconds,
 };
 
 impl Metrics {
@@ -35,12 +36,12 @@ impl Metrics {
 
     /// Counts a wrong key.
     pub(crate) fn wrong_key(&self, listener: &'static str) {
-        self.wrong_keys.get_or_create(&ReasonLabels { reason: listener }).inc();
+        self.wrong_keys.get_or_create(&ListenerLabels { listener }).inc();
     }
 
     /// Counts a fetch of an identity server's public keys.
-    pub(crate) fn key_set_fetch(&self, outcome: &'static str) {
-        self.key_set_fetches.get_or_create(&ReasonLabels { reason: outcome }).inc();
+    pub(crate) fn key_set_fetch(&self, result: &'static str) {
+        self.key_set_fetches.get_or_create(&ResultLabels { result }).inc();
     }
 
     /// Counts a change at the operators' listener.
@@ -49,8 +50,8 @@ impl Metrics {
     }
 
     /// Counts a request that breaks engines.
-    pub(crate) fn poison(&self, reason: &'static str) {
-        self.poison_requests.get_or_create(&ReasonLabels { reason }).inc();
+    pub(crate) fn poison(&self, result: &'static str) {
+        self.poison_requests.get_or_create(&ResultLabels { result }).inc();
     }
 
     /// Counts a connection that the gateway ended.
@@ -59,7 +60,7 @@ impl Metrics {
     }
 
     /// Counts a handoff.
-    pub fn handoff(&self, reason: &'static str) {
-        self.handoffs.get_or_create(&ReasonLabels { reason }).inc();
+    pub fn handoff(&self, result: &'static str) {
+        self.handoffs.get_or_create(&ResultLabels { result }).inc();
     }
 }

@@ -1,6 +1,9 @@
 //! One series of each family, so that a scrape shows every metric with its labels.
 
-use super::{DecisionLabels, Metrics, NATIVE, Name, OTHER, ReasonLabels, RequestLabels};
+use super::{
+    DecisionLabels, ListenerLabels, Metrics, NATIVE, Name, OTHER, ReasonLabels, RequestLabels, ResultLabels,
+    RetryLabels,
+};
 
 impl Metrics {
     /// Creates a series of each family that has none yet, for the table of metrics in the documentation.
@@ -27,16 +30,11 @@ impl Metrics {
             self.ext_proc.picked("picked");
             self.ext_proc.served("picked");
         }
-        let reasons = [
-            &self.connections_ended,
-            &self.retries,
-            &self.poison_requests,
-            &self.not_tokenized,
-            &self.predictions,
-            &self.wrong_keys,
-            &self.key_set_fetches,
-            &self.decision_log_dropped,
-        ];
+        let reasons = [&self.connections_ended, &self.not_tokenized, &self.decision_log_dropped];
         reasons.into_iter().for_each(|family| drop(family.get_or_create(&ReasonLabels { reason: "x" })));
+        let results = [&self.poison_requests, &self.predictions, &self.key_set_fetches];
+        results.into_iter().for_each(|family| drop(family.get_or_create(&ResultLabels { result: "x" })));
+        drop(self.retries.get_or_create(&RetryLabels { leg: "x" }));
+        drop(self.wrong_keys.get_or_create(&ListenerLabels { listener: "x" }));
     }
 }

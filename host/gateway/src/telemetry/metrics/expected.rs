@@ -10,7 +10,7 @@ use parking_lot::{RwLock, RwLockWriteGuard};
 use pointsman_orchestration::Lost;
 use pointsman_workers::ModelName;
 
-use super::{DropReason, Metrics, Name, OTHER, ReasonLabels, RequestLabels, SourceLabels};
+use super::{DropReason, Metrics, Name, OTHER, ReasonLabels, RequestLabels, ResultLabels, SourceLabels};
 use crate::openai::request::Endpoint;
 
 /// Endpoints whose series exist before the first request of a model.
@@ -81,15 +81,14 @@ impl Metrics {
                 drop(family.get_or_create(&SourceLabels { source }));
             }
         }
-        let lost = Lost::ALL.map(Lost::as_str).into_iter().map(|reason| (&self.handoffs, reason));
+        let lost = Lost::ALL.map(Lost::as_str).into_iter().map(|result| (&self.handoffs, result));
+        for (family, result) in lost.chain([(&self.key_set_fetches, "failed")]) {
+            drop(family.get_or_create(&ResultLabels { result }));
+        }
         let dropped = DropReason::ALL.map(DropReason::as_str).into_iter();
         let dropped = dropped.map(|reason| (&self.trace_spans_dropped, reason));
-        let others = [
-            (&self.key_set_fetches, "failed"),
-            (&self.decision_log_dropped, "queue"),
-            (&self.decision_log_dropped, "disk"),
-        ];
-        for (family, reason) in lost.chain(dropped).chain(others) {
+        let undelivered = ["queue", "disk"].map(|reason| (&self.decision_log_dropped, reason));
+        for (family, reason) in dropped.chain(undelivered) {
             drop(family.get_or_create(&ReasonLabels { reason }));
         }
     }
