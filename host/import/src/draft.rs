@@ -190,15 +190,10 @@ fn quoted(text: &str) -> String {
     quoted
 }
 
-/// Returns a key in TOML's form: bare where possible, else quoted.
-fn key_text(key: &str) -> String {
+/// Returns a key, or one part of a table's dotted name, in TOML's form: bare where possible, else quoted.
+pub(crate) fn key_text(key: &str) -> String {
     let bare = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
     if !key.is_empty() && key.bytes().all(bare) { key.to_owned() } else { quoted(key) }
-}
-
-/// Returns a text as one part of a table's dotted name.
-pub(crate) fn name_part(name: &str) -> String {
-    key_text(name)
 }
 
 #[cfg(test)]
@@ -211,7 +206,7 @@ mod tests {
         let mut draft = Draft::default();
         draft.set("models", evil, evil, evil);
         draft.element("workers", evil).set("url", evil, evil).set("url", "again", "");
-        draft.table_of_element(&format!("workers.{}", name_part(evil))).set("x", 1, "");
+        draft.table_of_element(&format!("workers.{}", key_text(evil))).set("x", 1, "");
         draft.hint(evil);
         let text = draft.text(evil);
         let parsed: toml::Table = text.parse().unwrap();

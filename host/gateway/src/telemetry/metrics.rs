@@ -83,7 +83,7 @@ type BySource = Family<SourceLabels, Histogram, fn() -> Histogram>;
 
 /// Label value of models that no worker serves.
 pub(crate) static OTHER: LazyLock<Arc<str>> = LazyLock::new(|| Arc::from("other"));
-/// Outcome label of a leg that the gateway ended.
+/// Outcome label, and `error.type` in traces, of a leg that the gateway ended.
 pub(crate) const CANCELLED: &str = "cancelled";
 /// Label value of a slot without a policy.
 pub(crate) static NATIVE: LazyLock<Arc<str>> = LazyLock::new(|| Arc::from("native"));

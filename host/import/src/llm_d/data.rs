@@ -4,7 +4,7 @@ use toml::{Table, Value};
 
 use super::{Import, config::Plugin};
 use crate::{
-    draft::name_part,
+    draft::key_text,
     report::{Kind, Place, plain},
     yaml::Node,
 };
@@ -158,7 +158,7 @@ impl Import<'_> {
             self.note_translation(plugin, Kind::Missing, ours);
             return;
         }
-        let table = format!("models.{}", name_part(model));
+        let table = format!("models.{}", key_text(model));
         self.draft.set(&table, "tokenizer", "engine", format!("{}, {}", plain(plugin.name), plugin.place));
         let ours = "models.NAME.tokenizer = \"engine\": a vLLM engine of the model is asked (/tokenize), \
                     not the url; a directory with its tokenizer is faster";

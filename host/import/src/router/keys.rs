@@ -65,6 +65,5 @@ fn is_printable(key: &str) -> bool {
 
 /// Returns the digest of a key, as `pointsman key hash` prints it.
 pub(super) fn digest(key: &str) -> String {
-    let digest: String = Sha256::digest(key.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("sha256:{digest}")
+    format!("sha256:{:x}", Sha256::digest(key.as_bytes()))
 }

@@ -1,6 +1,6 @@
 //! Reads points in time from the command line.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use pointsman_workers::unix_us;
 
 /// Reads a point in time, `2026-01-31T12:00:00Z` or an age of `90s`, `15m`, `2h` or `7d`. Returns
 /// microseconds since the Unix epoch.
@@ -22,7 +22,5 @@ pub(crate) fn moment(text: &str) -> Result<u64, String> {
         _ => return Err(error()),
     };
     let count: u64 = text.strip_suffix(unit).and_then(|count| count.parse().ok()).ok_or_else(error)?;
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let now = u64::try_from(now.as_micros()).unwrap_or(u64::MAX);
-    Ok(now.saturating_sub(count.saturating_mul(seconds * 1_000_000)))
+    Ok(unix_us().saturating_sub(count.saturating_mul(seconds * 1_000_000)))
 }

@@ -5,7 +5,7 @@ use std::{
     collections::HashSet,
     os::unix::fs::symlink,
     process::Command,
-    time::{Duration, SystemTime},
+    time::Duration,
 };
 
 use anyhow::{Context as _, ensure};
@@ -15,6 +15,7 @@ use tokio::time::{Instant, sleep};
 use super::cases::{Case, Content, Expected, Guests, PREFILL};
 use crate::{
     beside::{Beside, Cost},
+    decisions::now_us,
     digest::sha256,
     fleet::Fleet,
     metrics_text::sum_with,
@@ -140,7 +141,7 @@ impl Run {
 
     /// Installs a case and waits for the required end.
     async fn outcome(&self, case: &Case) -> anyhow::Result<()> {
-        let at_ms = u64::try_from(SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_millis())?;
+        let at_ms = now_us()? / 1_000;
         let failed_before = self.failures(case).await?;
         let digest = match case.content {
             Content::Changing { times, pause } => self.change(times, pause).await?,

@@ -28,12 +28,11 @@ use crate::{
         sse::Usage,
         trace_context::{Links, Span, TraceContext},
     },
+    telemetry::metrics::CANCELLED,
 };
 
 /// Maximum number of spans of one request. Retries and waits add some for each attempt.
 const MAX_SPANS: usize = 64;
-/// `error.type` of a leg that the gateway ended itself.
-const CANCELLED: &str = "cancelled";
 
 /// The trace of a recorded request.
 #[derive(Debug)]
