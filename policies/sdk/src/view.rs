@@ -54,6 +54,11 @@ impl Wants {
         self.column(format!("label-number/{key}"))
     }
 
+    /// Asks for `taint-is/<name>`: 1 for a worker that has the taint, else 0.
+    pub fn taint_is(&mut self, name: &str) -> Column<u32> {
+        self.column(format!("taint-is/{name}"))
+    }
+
     /// Asks for facts by name, for a policy whose facts depend on its settings. [`Facts::flat`] has their
     /// values, in this order. Use it instead of the other functions, not beside them.
     pub fn by_name(&mut self, request: Vec<String>, worker: Vec<String>) {
@@ -63,11 +68,6 @@ impl Wants {
         };
         (self.request_width, self.worker_width) = (width("request", &request), width("worker", &worker));
         (self.request, self.worker) = (request, worker);
-    }
-
-    /// Asks for `taint-is/<name>`: 1 for a worker that has the taint, else 0.
-    pub fn taint_is(&mut self, name: &str) -> Column<u32> {
-        self.column(format!("taint-is/{name}"))
     }
 
     /// Returns the names of the request facts, in the order they were asked for.
@@ -152,5 +152,19 @@ impl Column<f32> {
     #[must_use]
     pub fn slice<'a>(&self, facts: &Facts<'a>) -> &'a [f32] {
         bytemuck::cast_slice(facts.column(self.0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn facts_of_labels_and_taints_have_the_names_of_the_contract() {
+        let mut wants = Wants::default();
+        wants.label_is("zone", "a");
+        wants.label_number("gpus");
+        wants.taint_is("spot");
+        assert_eq!(wants.worker_names(), ["label-is/zone=a", "label-number/gpus", "taint-is/spot"]);
     }
 }

@@ -98,13 +98,6 @@ impl Files {
         Ok(())
     }
 
-    /// Makes every further write fail as on a full disk.
-    #[cfg(test)]
-    pub(super) fn replace_by_full_disk(&mut self) {
-        let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
-        self.current.as_mut().unwrap().file = full;
-    }
-
     /// Removes the oldest files until the total has space for another file.
     fn prune(&self) -> io::Result<()> {
         let mut found = Vec::new();
@@ -131,5 +124,24 @@ impl Files {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_disk_leaves_no_half_a_frame_behind() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut files = Files::new(dir.path().to_owned(), 1 << 20, 4 << 20);
+        files.begin(b"header").unwrap();
+        files.append(b"frame").unwrap();
+        let current = files.current.as_mut().unwrap();
+        let path = current.path.clone();
+        current.file = OpenOptions::new().write(true).open("/dev/full").unwrap();
+        files.append(b"more").unwrap_err();
+        assert!(files.needs_new(1), "the file is not continued");
+        assert_eq!(fs::read(path).unwrap(), b"headerframe");
     }
 }

@@ -203,16 +203,3 @@ fn a_writer_that_is_behind_costs_records_and_no_wait() {
     log.submit(entry(1));
     assert_eq!(dropped(&metrics, "queue"), 6 + 3, "a writer that ended");
 }
-
-#[test]
-fn a_full_disk_leaves_no_half_a_frame_behind() {
-    let dir = tempfile::tempdir().unwrap();
-    let mut files_of = files::Files::new(dir.path().to_owned(), 1 << 20, 4 << 20);
-    files_of.begin(b"header").unwrap();
-    files_of.append(b"frame").unwrap();
-    let [file] = &files(dir.path())[..] else { panic!("one file") };
-    files_of.replace_by_full_disk();
-    files_of.append(b"more").unwrap_err();
-    assert!(files_of.needs_new(1), "the file is not continued");
-    assert_eq!(fs::read(file).unwrap(), b"headerframe");
-}
