@@ -2,8 +2,10 @@
 //!
 //! They come from vllm-project/production-stack, `src/vllm_router/parsers/parser.py`.
 
-use super::flags::{Arity, Flag, read, with_note};
-use crate::report::Kind::{Approximated, Missing, Translated};
+use super::flags::{
+    Arity::{One, Switch},
+    Flag, approximated, missing, read, translated,
+};
 
 const STATS: &str =
     "engine figures are read every probe.load_interval, and metrics cover an hour (docs/metrics.md)";
@@ -15,117 +17,66 @@ const HEALTH: &str = "every worker is asked, every probe.interval";
 /// All flags, apart from `--host` and `--port`.
 const FLAGS: &[Flag] = &[
     // Read by the translation.
-    read("service-discovery", Arity::One),
-    read("static-backends", Arity::One),
-    read("static-models", Arity::One),
-    read("static-model-labels", Arity::One),
-    read("prefill-model-labels", Arity::One),
-    read("decode-model-labels", Arity::One),
-    read("k8s-port", Arity::One),
-    read("k8s-namespace", Arity::One),
-    read("k8s-label-selector", Arity::One),
-    read("routing-logic", Arity::One),
-    read("otel-endpoint", Arity::One),
+    read("service-discovery", One),
+    read("static-backends", One),
+    read("static-models", One),
+    read("static-model-labels", One),
+    read("prefill-model-labels", One),
+    read("decode-model-labels", One),
+    read("k8s-port", One),
+    read("k8s-namespace", One),
+    read("k8s-label-selector", One),
+    read("routing-logic", One),
+    read("otel-endpoint", One),
     // Flags for things that the gateway always does, or does in another way.
-    with_note("k8s-service-discovery-type", Arity::One, Approximated, "workers are pods, by their addresses"),
-    with_note(
-        "k8s-watcher-timeout-seconds",
-        Arity::One,
-        Approximated,
-        "the watch lasts discovery.kubernetes.watch",
-    ),
-    with_note("static-model-types", Arity::One, Approximated, "read from engines: /v1/models, /health"),
-    with_note("static-backend-health-checks", Arity::Switch, Translated, HEALTH),
-    with_note("static-backend-health-check-interval", Arity::One, Approximated, HEALTH),
-    with_note("static-backend-health-check-timeout-seconds", Arity::One, Approximated, "set probe.timeout"),
-    with_note("backend-health-check-timeout-seconds", Arity::One, Approximated, "set probe.timeout"),
-    with_note(
-        "session-key",
-        Arity::One,
-        Approximated,
-        "a session is named in x-session-id: let clients send that",
-    ),
-    with_note("request-rewriter", Arity::One, Translated, "requests are not rewritten"),
-    with_note("engine-stats-interval", Arity::One, Approximated, STATS),
-    with_note("request-stats-window", Arity::One, Approximated, STATS),
-    with_note("log-stats", Arity::Switch, Approximated, STATS),
-    with_note("log-stats-interval", Arity::One, Approximated, STATS),
-    with_note("log-level", Arity::One, Approximated, "set the environment variable RUST_LOG"),
-    with_note("log-format", Arity::One, Approximated, "start the gateway with --log-json for JSON"),
-    with_note("otel-service-name", Arity::One, Approximated, "the service is called pointsman in traces"),
-    with_note("otel-secure", Arity::Switch, Translated, "https:// in traces.endpoint"),
-    with_note(
-        "kv-aware-threshold",
-        Arity::One,
-        Approximated,
-        "the cost weighs cached blocks and load (behaviour G)",
-    ),
-    with_note(
-        "prefix-min-match-length",
-        Arity::One,
-        Approximated,
-        "cache-aware has cache-threshold, a share",
-    ),
-    with_note(
+    approximated("k8s-service-discovery-type", One, "workers are pods, by their addresses"),
+    approximated("k8s-watcher-timeout-seconds", One, "the watch lasts discovery.kubernetes.watch"),
+    approximated("static-model-types", One, "read from engines: /v1/models, /health"),
+    translated("static-backend-health-checks", Switch, HEALTH),
+    approximated("static-backend-health-check-interval", One, HEALTH),
+    approximated("static-backend-health-check-timeout-seconds", One, "set probe.timeout"),
+    approximated("backend-health-check-timeout-seconds", One, "set probe.timeout"),
+    approximated("session-key", One, "a session is named in x-session-id: let clients send that"),
+    translated("request-rewriter", One, "requests are not rewritten"),
+    approximated("engine-stats-interval", One, STATS),
+    approximated("request-stats-window", One, STATS),
+    approximated("log-stats", Switch, STATS),
+    approximated("log-stats-interval", One, STATS),
+    approximated("log-level", One, "set the environment variable RUST_LOG"),
+    approximated("log-format", One, "start the gateway with --log-json for JSON"),
+    approximated("otel-service-name", One, "the service is called pointsman in traces"),
+    translated("otel-secure", Switch, "https:// in traces.endpoint"),
+    approximated("kv-aware-threshold", One, "the cost weighs cached blocks and load (behaviour G)"),
+    approximated("prefix-min-match-length", One, "cache-aware has cache-threshold, a share"),
+    approximated(
         "max-instance-failover-reroute-attempts",
-        Arity::One,
-        Approximated,
+        One,
         "set routing.retries: a retry goes to another worker",
     ),
-    with_note("version", Arity::Switch, Translated, "pointsman --version"),
+    translated("version", Switch, "pointsman --version"),
     // Flags without a counterpart.
-    with_note(
-        "root-path",
-        Arity::One,
-        Missing,
-        "paths begin at /: let the proxy before the gateway remove the prefix",
-    ),
-    with_note(
-        "static-aliases",
-        Arity::One,
-        Missing,
-        "a model has the names of its engine (--served-model-name)",
-    ),
-    with_note("callbacks", Arity::One, Missing, "policies choose workers and do not see requests' texts"),
-    with_note("enable-batch-api", Arity::Switch, Missing, BATCH),
-    with_note("file-storage-class", Arity::One, Missing, BATCH),
-    with_note("file-storage-path", Arity::One, Missing, BATCH),
-    with_note("batch-processor", Arity::One, Missing, BATCH),
-    with_note(
-        "dynamic-config-yaml",
-        Arity::One,
-        Missing,
-        "import its keys as flags; this file is reloaded on change",
-    ),
-    with_note(
-        "dynamic-config-json",
-        Arity::One,
-        Missing,
-        "import its keys as flags; this file is reloaded on change",
-    ),
-    with_note(
-        "feature-gates",
-        Arity::One,
-        Missing,
-        "there is no semantic cache and no detection of personal data",
-    ),
-    with_note("semantic-cache-model", Arity::One, Missing, "answers are not cached"),
-    with_note("semantic-cache-dir", Arity::One, Missing, "answers are not cached"),
-    with_note("semantic-cache-threshold", Arity::One, Missing, "answers are not cached"),
-    with_note("sentry-dsn", Arity::One, Missing, SENTRY),
-    with_note("sentry-traces-sample-rate", Arity::One, Missing, SENTRY),
-    with_note("sentry-profile-session-sample-rate", Arity::One, Missing, SENTRY),
-    with_note("lmcache-controller-port", Arity::One, Missing, LMCACHE),
-    with_note("lmcache-controller-reply-port", Arity::One, Missing, LMCACHE),
-    with_note("lmcache-controller-heartbeat-port", Arity::One, Missing, LMCACHE),
-    with_note("lmcache-health-check-interval", Arity::One, Missing, LMCACHE),
-    with_note("lmcache-worker-timeout", Arity::One, Missing, LMCACHE),
-    with_note(
-        "external-providers-config",
-        Arity::One,
-        Missing,
-        "add them as [[workers]] with engine = \"openai\"",
-    ),
+    missing("root-path", One, "paths begin at /: let the proxy before the gateway remove the prefix"),
+    missing("static-aliases", One, "a model has the names of its engine (--served-model-name)"),
+    missing("callbacks", One, "policies choose workers and do not see requests' texts"),
+    missing("enable-batch-api", Switch, BATCH),
+    missing("file-storage-class", One, BATCH),
+    missing("file-storage-path", One, BATCH),
+    missing("batch-processor", One, BATCH),
+    missing("dynamic-config-yaml", One, "import its keys as flags; this file is reloaded on change"),
+    missing("dynamic-config-json", One, "import its keys as flags; this file is reloaded on change"),
+    missing("feature-gates", One, "there is no semantic cache and no detection of personal data"),
+    missing("semantic-cache-model", One, "answers are not cached"),
+    missing("semantic-cache-dir", One, "answers are not cached"),
+    missing("semantic-cache-threshold", One, "answers are not cached"),
+    missing("sentry-dsn", One, SENTRY),
+    missing("sentry-traces-sample-rate", One, SENTRY),
+    missing("sentry-profile-session-sample-rate", One, SENTRY),
+    missing("lmcache-controller-port", One, LMCACHE),
+    missing("lmcache-controller-reply-port", One, LMCACHE),
+    missing("lmcache-controller-heartbeat-port", One, LMCACHE),
+    missing("lmcache-health-check-interval", One, LMCACHE),
+    missing("lmcache-worker-timeout", One, LMCACHE),
+    missing("external-providers-config", One, "add them as [[workers]] with engine = \"openai\""),
 ];
 
 /// Flags that the other vllm-router has, too.
@@ -158,6 +109,6 @@ pub(super) fn is_meant<'a>(arguments: impl Iterator<Item = &'a str>) -> bool {
 
 /// Returns the names of all flags.
 #[cfg(test)]
-pub(super) fn names() -> impl Iterator<Item = (&'static str, Arity)> {
+pub(super) fn names() -> impl Iterator<Item = (&'static str, super::flags::Arity)> {
     FLAGS.iter().map(|flag| (flag.name, flag.arity))
 }

@@ -1,6 +1,6 @@
 //! The flags that `smg` 1.13 has besides those of sglang-router. None changes which workers there are.
 
-use super::flags::{Arity, Flag, with_note};
+use super::flags::{Arity, Flag};
 use crate::report::Kind::{self, Approximated, Missing, Translated};
 
 const LOAD: &str = "built-in policies weigh bookings and engine figures by rules of their own: see policies";
@@ -184,6 +184,6 @@ const GROUPS: &[Group] = &[
 pub(super) fn find(name: &str) -> Option<Flag> {
     GROUPS.iter().find_map(|(arity, kind, ours, names)| {
         let name = names.iter().find(|known| **known == name)?;
-        Some(with_note(name, *arity, *kind, ours))
+        Some(Flag { name, arity: *arity, note: Some((*kind, ours)) })
     })
 }
