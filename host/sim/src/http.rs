@@ -13,10 +13,11 @@ use axum::{
 
 use tower::ServiceExt as _;
 
-use crate::{config::Dialect, engine::Engine, failure::Failure, wire::Shape};
+use crate::{api::Api, config::Dialect, engine::Engine, failure::Failure, wire::Shape};
 
 mod answer;
 mod audio;
+mod call;
 mod control;
 mod embed;
 mod generate;
@@ -33,13 +34,13 @@ const MAX_BODY: usize = 64 << 20;
 /// Returns the routes of an engine's dialect.
 pub(crate) fn router(engine: &Arc<Engine>) -> Router {
     let engine_routes = Router::new()
-        .route("/v1/chat/completions", post(generate::chat))
-        .route("/v1/completions", post(generate::completions))
+        .route("/v1/chat/completions", post(|call| generate::serve(call, Api::Chat)))
+        .route("/v1/completions", post(|call| generate::serve(call, Api::Completions)))
         .route("/v1/embeddings", post(embed::embeddings))
         .route("/v1/rerank", post(pooling::rerank))
         .route("/v1/score", post(pooling::score))
         .route("/v1/audio/transcriptions", post(audio::transcriptions))
-        .route("/v1/audio/translations", post(audio::translations))
+        .route("/v1/audio/translations", post(audio::transcriptions))
         .route("/v1/realtime", get(realtime::realtime))
         .route("/v1/models", get(probe::models))
         .route("/health", get(probe::health))
@@ -59,7 +60,7 @@ pub(crate) fn router(engine: &Arc<Engine>) -> Router {
             .route("/v1/audio/speech", post(audio::speech))
             .route("/v1/images/generations", post(pooling::images)),
         Dialect::Sglang => named(engine_routes)
-            .route("/generate", post(generate::native))
+            .route("/generate", post(|call| generate::serve(call, Api::Generate)))
             .route("/classify", post(pooling::pooled))
             .route("/v1/classify", post(pooling::pooled))
             .route("/server_info", get(sglang::server_info))
@@ -94,10 +95,10 @@ pub(crate) fn router(engine: &Arc<Engine>) -> Router {
 /// Adds the Responses and Messages APIs.
 fn named(routes: Router<Arc<Engine>>) -> Router<Arc<Engine>> {
     routes
-        .route("/v1/responses", post(generate::responses))
+        .route("/v1/responses", post(|call| generate::serve(call, Api::Responses)))
         .route("/v1/responses/{id}", get(stored::read).delete(stored::delete))
         .route("/v1/responses/{id}/cancel", post(stored::cancel))
-        .route("/v1/messages", post(generate::messages))
+        .route("/v1/messages", post(|call| generate::serve(call, Api::Messages)))
         .route("/v1/messages/count_tokens", post(probe::count_tokens))
 }
 

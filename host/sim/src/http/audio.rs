@@ -1,12 +1,10 @@
 //! `/v1/audio/transcriptions` and `/v1/audio/translations`: the request is a form with a file, and the
 //! answer's text contains the size of the file. `/v1/audio/speech`: the answer has the bytes of the text.
 
-use std::{convert::Infallible, sync::Arc};
+use std::convert::Infallible;
 
 use axum::{
-    Extension,
     body::{Body, Bytes},
-    extract::State,
     http::{HeaderMap, StatusCode, header},
     response::{IntoResponse, Response},
 };
@@ -15,8 +13,12 @@ use multer::Multipart;
 use serde::Deserialize;
 use serde_json::json;
 
-use super::{answer::EVENT_STREAM, json as answer, pooling::faulted, refuse};
-use crate::{engine::Engine, failure::Failure, server::Conn};
+use super::{
+    answer::EVENT_STREAM,
+    call::{Call, Refused},
+    json as answer,
+};
+use crate::failure::Failure;
 
 /// Fields of the form.
 #[derive(Default)]
@@ -27,24 +29,6 @@ struct Asked {
     file: Option<usize>,
 }
 
-pub(super) async fn transcriptions(
-    engine: State<Arc<Engine>>,
-    conn: Extension<Conn>,
-    headers: HeaderMap,
-    bytes: Bytes,
-) -> Response {
-    serve(&engine, &conn, "/v1/audio/transcriptions", &headers, bytes).await
-}
-
-pub(super) async fn translations(
-    engine: State<Arc<Engine>>,
-    conn: Extension<Conn>,
-    headers: HeaderMap,
-    bytes: Bytes,
-) -> Response {
-    serve(&engine, &conn, "/v1/audio/translations", &headers, bytes).await
-}
-
 /// Body of `/v1/audio/speech`.
 #[derive(Deserialize)]
 struct Speech {
@@ -53,41 +37,24 @@ struct Speech {
 }
 
 /// Answers `/v1/audio/speech` with a file whose samples are the bytes of the text, in chunks.
-pub(super) async fn speech(
-    engine: State<Arc<Engine>>,
-    conn: Extension<Conn>,
-    headers: HeaderMap,
-    bytes: Bytes,
-) -> Response {
-    if let Some(response) = faulted(&engine, &conn, "/v1/audio/speech", &headers, &bytes).await {
-        return response;
-    }
-    let asked: Speech = match serde_json::from_slice(&bytes) {
-        Ok(asked) => asked,
-        Err(error) => return refuse(&engine, &Failure::shape(format!("1 validation error:\n  {error}"))),
-    };
-    if let Some(model) = asked.model.filter(|model| *model != engine.config.model) {
-        return refuse(&engine, &Failure::not_found(format!("The model `{model}` does not exist.")));
-    }
+pub(super) async fn speech(call: Call) -> Result<Response, Refused> {
+    let asked = call.read(|asked: &Speech| asked.model.as_ref()).await?;
     let samples = asked.input.into_bytes().into_iter().map(|byte| Bytes::from(vec![byte, 0]));
     let chunks = [Bytes::from_static(b"RIFF\xff\xff\xff\xffWAVE")].into_iter().chain(samples);
     let body = Body::from_stream(stream::iter(chunks.map(Ok::<_, Infallible>)));
-    ([(header::CONTENT_TYPE, "audio/wav")], body).into_response()
+    Ok(([(header::CONTENT_TYPE, "audio/wav")], body).into_response())
 }
 
-async fn serve(engine: &Arc<Engine>, conn: &Conn, path: &str, headers: &HeaderMap, bytes: Bytes) -> Response {
-    if let Some(response) = faulted(engine, conn, path, headers, &bytes).await {
-        return response;
-    }
-    let asked = match parse(headers, bytes).await {
-        Ok(asked) => asked,
-        Err(failure) => return refuse(engine, &failure),
-    };
-    if !asked.model.is_empty() && asked.model != engine.config.model {
-        return refuse(engine, &Failure::not_found(format!("The model `{}` does not exist.", asked.model)));
+/// Answers `/v1/audio/transcriptions` and `/v1/audio/translations`.
+pub(super) async fn transcriptions(call: Call) -> Result<Response, Refused> {
+    call.faulted().await?;
+    let asked = parse(&call.headers, call.bytes.clone()).await.map_err(|failure| call.refused(&failure))?;
+    if !asked.model.is_empty() && asked.model != call.engine.config.model {
+        let failure = Failure::not_found(format!("The model `{}` does not exist.", asked.model));
+        return Err(call.refused(&failure));
     }
     let Some(size) = asked.file else {
-        return refuse(engine, &Failure::shape("1 validation error:\n  file: Field required"));
+        return Err(call.refused(&Failure::shape("1 validation error:\n  file: Field required")));
     };
     let text = format!("{size} bytes of audio");
     if asked.stream {
@@ -104,13 +71,13 @@ async fn serve(engine: &Arc<Engine>, conn: &Conn, path: &str, headers: &HeaderMa
         events.push(chunk(json!({ "content": "" }), Some("stop")));
         events.push(Ok(Bytes::from_static(b"data: [DONE]\n\n")));
         let body = Body::from_stream(stream::iter(events));
-        return ([(header::CONTENT_TYPE, EVENT_STREAM)], body).into_response();
+        return Ok(([(header::CONTENT_TYPE, EVENT_STREAM)], body).into_response());
     }
     if asked.format == "text" {
-        return ([(header::CONTENT_TYPE, "text/plain; charset=utf-8")], text).into_response();
+        return Ok(([(header::CONTENT_TYPE, "text/plain; charset=utf-8")], text).into_response());
     }
     let body = json!({ "text": text, "usage": { "type": "duration", "seconds": 1 } });
-    answer(StatusCode::OK, body.to_string())
+    Ok(answer(StatusCode::OK, body.to_string()))
 }
 
 async fn parse(headers: &HeaderMap, bytes: Bytes) -> Result<Asked, Failure> {

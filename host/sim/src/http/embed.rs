@@ -1,23 +1,15 @@
 //! `/v1/embeddings`: returns a vector for each input, which depends only on the input.
 
-use std::sync::Arc;
-
-use axum::{
-    Extension,
-    body::Bytes,
-    extract::State,
-    http::{HeaderMap, StatusCode},
-    response::Response,
-};
+use axum::{http::StatusCode, response::Response};
 use serde::Deserialize;
 use serde_json::json;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::{
+    call::{Call, Refused},
     json as answer,
-    pooling::{faulted, refuse_ids},
+    pooling::refuse_ids,
 };
-use crate::{engine::Engine, server::Conn};
 
 #[derive(Deserialize)]
 struct Asked {
@@ -27,26 +19,14 @@ struct Asked {
     dimensions: Option<u32>,
 }
 
-pub(super) async fn embeddings(
-    State(engine): State<Arc<Engine>>,
-    Extension(conn): Extension<Conn>,
-    headers: HeaderMap,
-    bytes: Bytes,
-) -> Response {
-    if let Some(response) = faulted(&engine, &conn, "/v1/embeddings", &headers, &bytes).await {
-        return response;
-    }
-    let asked: Asked = match serde_json::from_slice(&bytes) {
-        Ok(asked) => asked,
-        Err(error) => {
-            let body =
-                json!({ "error": { "message": error.to_string(), "type": "BadRequestError", "code": 400 } });
-            return answer(StatusCode::BAD_REQUEST, body.to_string());
-        }
-    };
-    if let Some(refused) = refuse_ids(&engine, &bytes, &asked.input) {
-        return refused;
-    }
+pub(super) async fn embeddings(call: Call) -> Result<Response, Refused> {
+    call.faulted().await?;
+    let asked: Asked = serde_json::from_slice(&call.bytes).map_err(|error| {
+        let body =
+            json!({ "error": { "message": error.to_string(), "type": "BadRequestError", "code": 400 } });
+        answer(StatusCode::BAD_REQUEST, body.to_string())
+    })?;
+    refuse_ids(&call, &asked.input)?;
     let batch = asked.input.as_array().filter(|items| items.first().is_some_and(|item| !item.is_number()));
     let inputs = batch.map_or_else(|| vec![asked.input.clone()], Clone::clone);
     let dimensions = asked.dimensions.unwrap_or(8).min(4_096);
@@ -65,5 +45,5 @@ pub(super) async fn embeddings(
         .collect();
     let usage = json!({ "prompt_tokens": inputs.len(), "total_tokens": inputs.len() });
     let body = json!({ "object": "list", "model": asked.model, "data": data, "usage": usage });
-    answer(StatusCode::OK, body.to_string())
+    Ok(answer(StatusCode::OK, body.to_string()))
 }

@@ -4,15 +4,14 @@
 use std::sync::Arc;
 
 use axum::{
-    Extension,
     body::{Body as HttpBody, Bytes},
-    extract::State,
     http::{HeaderMap, header},
     response::{IntoResponse, Response},
 };
 
 use super::{
     answer::{self, Answer},
+    call::Call,
     refuse_as, stored,
 };
 use crate::{
@@ -28,52 +27,8 @@ use crate::{
     wire::{Meta, Shape},
 };
 
-pub(super) async fn chat(
-    State(engine): State<Arc<Engine>>,
-    Extension(conn): Extension<Conn>,
-    headers: HeaderMap,
-    bytes: Bytes,
-) -> Response {
-    serve(&engine, Api::Chat, &conn, &headers, &bytes).await
-}
-
-pub(super) async fn completions(
-    State(engine): State<Arc<Engine>>,
-    Extension(conn): Extension<Conn>,
-    headers: HeaderMap,
-    bytes: Bytes,
-) -> Response {
-    serve(&engine, Api::Completions, &conn, &headers, &bytes).await
-}
-
-pub(super) async fn native(
-    State(engine): State<Arc<Engine>>,
-    Extension(conn): Extension<Conn>,
-    headers: HeaderMap,
-    bytes: Bytes,
-) -> Response {
-    serve(&engine, Api::Generate, &conn, &headers, &bytes).await
-}
-
-pub(super) async fn messages(
-    State(engine): State<Arc<Engine>>,
-    Extension(conn): Extension<Conn>,
-    headers: HeaderMap,
-    bytes: Bytes,
-) -> Response {
-    serve(&engine, Api::Messages, &conn, &headers, &bytes).await
-}
-
-pub(super) async fn responses(
-    State(engine): State<Arc<Engine>>,
-    Extension(conn): Extension<Conn>,
-    headers: HeaderMap,
-    bytes: Bytes,
-) -> Response {
-    serve(&engine, Api::Responses, &conn, &headers, &bytes).await
-}
-
-async fn serve(engine: &Arc<Engine>, api: Api, conn: &Conn, headers: &HeaderMap, bytes: &Bytes) -> Response {
+pub(super) async fn serve(call: Call, api: Api) -> Response {
+    let Call { engine, conn, headers, bytes, .. } = &call;
     let handshake = engine.config.dialect.handshake();
     let shape = engine.config.dialect.shape_of(api);
     let parsed = Body::parse(&engine.config, api, headers, bytes)

@@ -4,14 +4,13 @@ use std::{sync::Arc, time::Duration};
 
 use axum::{
     Extension,
-    body::Bytes,
     extract::State,
-    http::{HeaderMap, StatusCode},
+    http::StatusCode,
     response::{IntoResponse, Response},
 };
 use serde_json::json;
 
-use super::{json as json_response, refuse, refuse_as};
+use super::{call::Call, json as json_response, refuse, refuse_as};
 use crate::{
     api::Api,
     config::Dialect,
@@ -69,14 +68,9 @@ pub(super) async fn version(State(engine): State<Arc<Engine>>, Extension(conn): 
 }
 
 /// Handles vLLM's `/tokenize`, for a prompt or for messages.
-pub(super) async fn tokenize(
-    State(engine): State<Arc<Engine>>,
-    Extension(conn): Extension<Conn>,
-    headers: HeaderMap,
-    bytes: Bytes,
-) -> Response {
-    let max = engine.config.max_model_len;
-    tokens_of(&engine, &conn, (&headers, &bytes), |tokens| {
+pub(super) async fn tokenize(call: Call) -> Response {
+    let max = call.engine.config.max_model_len;
+    tokens_of(&call, |tokens| {
         let (count, tokens) = (tokens.len(), serde_json::to_string(tokens).unwrap_or_default());
         format!(r#"{{"count":{count},"max_model_len":{max},"tokens":{tokens},"token_strs":null}}"#)
     })
@@ -84,27 +78,14 @@ pub(super) async fn tokenize(
 }
 
 /// Handles vLLM's `/v1/chat/completions/render`: the tokens of a chat, with the keys that routers read.
-pub(super) async fn render(
-    State(engine): State<Arc<Engine>>,
-    Extension(conn): Extension<Conn>,
-    headers: HeaderMap,
-    bytes: Bytes,
-) -> Response {
-    let model = engine.config.model.clone();
-    tokens_of(&engine, &conn, (&headers, &bytes), |tokens| {
-        json!({ "model": model, "token_ids": tokens }).to_string()
-    })
-    .await
+pub(super) async fn render(call: Call) -> Response {
+    let model = &call.engine.config.model;
+    tokens_of(&call, |tokens| json!({ "model": model, "token_ids": tokens }).to_string()).await
 }
 
-/// Handles vLLM's `/v1/chat/completions/render`: returns the tokens of a chat, with the keys that routers
-/// read.
-async fn tokens_of(
-    engine: &Arc<Engine>,
-    conn: &Conn,
-    (headers, bytes): (&HeaderMap, &Bytes),
-    write: impl FnOnce(&[u32]) -> String,
-) -> Response {
+/// Answers with the result of `write` for the tokens of a request.
+async fn tokens_of(call: &Call, write: impl FnOnce(&[u32]) -> String) -> Response {
+    let Call { engine, conn, headers, bytes, .. } = call;
     if let Some(response) = faulty(engine, FaultLeg::Tokenize, conn).await {
         return response;
     }
@@ -121,21 +102,18 @@ async fn tokens_of(
     }
 }
 
-/// Answers with the result of `write` for the tokens of a request.
-pub(super) async fn detokenize(
-    State(engine): State<Arc<Engine>>,
-    Extension(conn): Extension<Conn>,
-    bytes: Bytes,
-) -> Response {
-    if let Some(response) = faulty(&engine, FaultLeg::Tokenize, &conn).await {
+/// Handles vLLM's `/detokenize`.
+pub(super) async fn detokenize(call: Call) -> Response {
+    let Call { engine, conn, bytes, .. } = &call;
+    if let Some(response) = faulty(engine, FaultLeg::Tokenize, conn).await {
         return response;
     }
-    match serde_json::from_slice::<Tokens>(&bytes) {
+    match serde_json::from_slice::<Tokens>(bytes) {
         Ok(asked) => {
             let words: Vec<String> = asked.tokens.iter().map(|id| format!("t{id}")).collect();
             ok(&json!({ "prompt": words.join(" ") }))
         }
-        Err(error) => refuse(&engine, &Failure::shape(format!("1 validation error:\n  {error}"))),
+        Err(error) => refuse(engine, &Failure::shape(format!("1 validation error:\n  {error}"))),
     }
 }
 
@@ -145,16 +123,12 @@ struct Tokens {
 }
 
 /// Handles `/v1/messages/count_tokens`.
-pub(super) async fn count_tokens(
-    State(engine): State<Arc<Engine>>,
-    Extension(conn): Extension<Conn>,
-    headers: HeaderMap,
-    bytes: Bytes,
-) -> Response {
-    if let Some(response) = faulty(&engine, FaultLeg::Tokenize, &conn).await {
+pub(super) async fn count_tokens(call: Call) -> Response {
+    let Call { engine, conn, headers, bytes, .. } = &call;
+    if let Some(response) = faulty(engine, FaultLeg::Tokenize, conn).await {
         return response;
     }
-    let parsed = Body::parse(&engine.config, Api::Messages, &headers, &bytes);
+    let parsed = Body::parse(&engine.config, Api::Messages, headers, bytes);
     match parsed.and_then(|body| body.prompts(true)) {
         Ok(prompts) => {
             let tokens: u32 = prompts.iter().map(crate::core::Prompt::isl).sum();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use axum::{
     Extension,
-    body::Body,
+    body::{Body, Bytes},
     extract::{Request, State},
     http::{HeaderValue, StatusCode, header},
     response::Response,
@@ -19,29 +19,28 @@ use tokio_tungstenite::{
     tungstenite::{Message, handshake::derive_accept_key, protocol::Role},
 };
 
-use super::{pooling::faulted, refuse};
+use super::call::{Call, Refused};
 use crate::{engine::Engine, failure::Failure, server::Conn};
 
 pub(super) async fn realtime(
     State(engine): State<Arc<Engine>>,
     Extension(conn): Extension<Conn>,
     mut request: Request,
-) -> Response {
+) -> Result<Response, Refused> {
     let path = request.uri().path_and_query().map_or("", |path| path.as_str()).to_owned();
-    let headers = request.headers().clone();
-    if let Some(response) = faulted(&engine, &conn, &path, &headers, &Default::default()).await {
-        return response;
-    }
+    let call = Call { engine, conn, path, headers: request.headers().clone(), bytes: Bytes::new() };
+    call.faulted().await?;
     let query = request.uri().query().unwrap_or_default();
     let model = query.split('&').find_map(|pair| pair.strip_prefix("model="));
-    if model.is_some_and(|model| model != engine.config.model) {
-        return refuse(&engine, &Failure::not_found("The model does not exist."));
+    if model.is_some_and(|model| model != call.engine.config.model) {
+        return Err(call.refused(&Failure::not_found("The model does not exist.")));
     }
-    let Some(key) = headers.get(header::SEC_WEBSOCKET_KEY) else {
-        return refuse(&engine, &Failure::shape("a WebSocket needs an upgrade"));
+    let Some(key) = call.headers.get(header::SEC_WEBSOCKET_KEY) else {
+        return Err(call.refused(&Failure::shape("a WebSocket needs an upgrade")));
     };
     let accept = HeaderValue::try_from(derive_accept_key(key.as_bytes()));
     let upgrade = hyper::upgrade::on(&mut request);
+    let Call { engine, conn, .. } = call;
     conn.spawn(async move {
         if let Ok(upgraded) = upgrade.await {
             let socket = WebSocketStream::from_raw_socket(TokioIo::new(upgraded), Role::Server, None).await;
@@ -54,7 +53,7 @@ pub(super) async fn realtime(
     headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
     headers.insert(header::UPGRADE, HeaderValue::from_static("websocket"));
     headers.insert(header::SEC_WEBSOCKET_ACCEPT, accept.unwrap_or(HeaderValue::from_static("")));
-    response
+    Ok(response)
 }
 
 async fn serve_session(mut socket: WebSocketStream<impl AsyncRead + AsyncWrite + Unpin>, engine: &Engine) {
