@@ -103,7 +103,7 @@ pub struct RolledBack {
 
 impl Slot {
     /// Returns the refusals in force.
-    pub fn current_refusals(&self) -> impl Iterator<Item = &Refusal> {
+    pub(crate) fn current_refusals(&self) -> impl Iterator<Item = &Refusal> {
         self.refusals.iter().filter(|one| one.in_force)
     }
 }

@@ -71,7 +71,7 @@ pub fn certificates(path: &Path, bytes: &[u8]) -> Result<Vec<CertificateDer<'sta
 ///
 /// # Errors
 /// The file has none.
-pub fn private_key(path: &Path, bytes: &[u8]) -> Result<PrivateKeyDer<'static>, String> {
+pub(crate) fn private_key(path: &Path, bytes: &[u8]) -> Result<PrivateKeyDer<'static>, String> {
     PrivateKeyDer::from_pem_slice(bytes).map_err(|error| match error {
         Error::NoItemsFound => format!(
             "`{}` contains no private key that can be used: expected a PEM block `PRIVATE KEY`, `EC PRIVATE KEY` or \

@@ -28,7 +28,7 @@ pub const MAX_LENGTH: usize = 4_096;
 /// Deepest nesting of parentheses, calls, signs and conditionals.
 pub const MAX_DEPTH: usize = 32;
 /// Maximum number of operations in a formula. `exp` and `log` count as eight operations.
-pub const MAX_OPERATIONS: usize = 256;
+pub(crate) const MAX_OPERATIONS: usize = 256;
 /// Maximum work of a call: operations of the formula times candidates.
 pub const MAX_WORK: usize = 1 << 19;
 

@@ -336,7 +336,7 @@ impl Fleet {
 
     /// Replaces the step time of every engine.
     #[must_use]
-    pub fn with_step_time(mut self, step_time: StepTimeSpec) -> Self {
+    pub(crate) fn with_step_time(mut self, step_time: StepTimeSpec) -> Self {
         self.engines.iter_mut().for_each(|group| group.step_time = step_time);
         self
     }

@@ -117,7 +117,7 @@ pub fn page_after(study: &Study, title: &str, before: &str) -> String {
 
 /// Returns the plot of goodput over load as an SVG file; `None` if the study has no two loads.
 #[must_use]
-pub fn goodput_svg(study: &Study) -> Option<String> {
+pub(crate) fn goodput_svg(study: &Study) -> Option<String> {
     let plot = load::goodput(study)?;
     let (opening, rest) = plot.split_once('>')?;
     let rules = colours::rules();

@@ -28,7 +28,7 @@ impl Monitor {
 
     /// Returns whether the runs have to stop.
     #[must_use]
-    pub fn is_stopped(&self) -> bool {
+    pub(crate) fn is_stopped(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
     }
 }

@@ -62,7 +62,7 @@ impl Window {
 
     /// Returns the prompt tokens that were computed.
     #[must_use]
-    pub fn computed_tokens(&self) -> f64 {
+    pub(crate) fn computed_tokens(&self) -> f64 {
         (self.prompt_tokens - self.cached_tokens).max(0.0)
     }
 

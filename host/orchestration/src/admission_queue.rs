@@ -229,7 +229,7 @@ impl AdmissionQueue {
     /// Takes a place for the rest of a stream that paused. The share of streams that are paused bounds how
     /// many there are, and `limits.body_bytes_in_flight` their bodies.
     #[must_use]
-    pub fn park_rest(
+    pub(crate) fn park_rest(
         self: &Arc<Self>,
         admission_request: &AdmissionRequest<'_>,
         leg: Leg,
@@ -366,7 +366,7 @@ impl Place {
     /// Keeps waiting. A turn came without success: the released capacity did not fit this request. The next
     /// one that other workers may serve is woken. When capacity was released during the attempt, it is this
     /// request's turn again, at once.
-    pub fn try_later(&self) {
+    pub(crate) fn try_later(&self) {
         let mut inner = self.queue.inner.lock();
         if !self.is_its_turn() {
             drop(inner);

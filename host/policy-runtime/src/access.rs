@@ -64,7 +64,7 @@ impl Access {
 
     /// Returns access to the same state and log with other grants.
     #[must_use]
-    pub fn granting(&self, grants: &[Grant]) -> Self {
+    pub(crate) fn granting(&self, grants: &[Grant]) -> Self {
         Self { grants: grants.into(), ..self.clone() }
     }
 

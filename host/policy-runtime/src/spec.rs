@@ -122,7 +122,7 @@ impl LaneSpec {
 
     /// Makes a trial that exists only while its file does.
     #[must_use]
-    pub fn file_only(share: f64) -> Self {
+    pub(crate) fn file_only(share: f64) -> Self {
         let grants = Access::DEFAULT.to_vec();
         Self {
             settings: "{}".to_owned(),

@@ -176,7 +176,7 @@ impl Outbox {
     }
 
     /// Returns the message that announces the stop of this gateway.
-    pub fn stop_message(&mut self) -> Bytes {
+    pub(crate) fn stop_message(&mut self) -> Bytes {
         self.empty(&Kind::Bye)
     }
 

@@ -261,7 +261,7 @@ impl Peers {
     /// Returns whether this gateway sends the bindings of all gateways to one that asks. Gateways of the
     /// version that sends its own ones only do not tell their clocks.
     #[must_use]
-    pub fn sends_all_bindings(&self) -> bool {
+    pub(crate) fn sends_all_bindings(&self) -> bool {
         let own = (self.own_incarnation, &*self.own_name);
         let is_before = |name: &str, peer: &Peer| (peer.incarnation, name) < own;
         let senders = self.peers.iter().filter(|(_, peer)| peer.clock_ahead_ms.is_some());

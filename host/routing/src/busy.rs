@@ -127,7 +127,7 @@ impl BusyRules {
 
     /// Returns whether a request that finds no free worker waits in a queue.
     #[must_use]
-    pub fn requests_wait(&self) -> bool {
+    pub(crate) fn requests_wait(&self) -> bool {
         self.requests_wait
     }
 

@@ -103,7 +103,7 @@ impl RouterConfig {
 impl RouterConfigOverride {
     /// The override of the decode leg without a policy (D2). The prompt's blocks are transferred to the
     /// decode worker, so neither its cache nor its prefill load matters.
-    pub const DECODE_DEFAULT: Self = Self {
+    pub(crate) const DECODE_DEFAULT: Self = Self {
         overlap_score_credit: Some(0.0),
         prefill_load_scale: None,
         temperature: None,

@@ -40,14 +40,14 @@ impl<'a> DecisionContext<'a> {
 
     /// The same context for a request, by the id that its client knows.
     #[must_use]
-    pub fn with_request_id(mut self, request_id: Option<&'a str>) -> Self {
+    pub(crate) fn with_request_id(mut self, request_id: Option<&'a str>) -> Self {
         self.request_id = request_id;
         self
     }
 
     /// The same context, in which accesses to the slot's state are noted.
     #[must_use]
-    pub fn with_state_accesses(mut self, accesses: Option<&'a mut StateAccesses>) -> Self {
+    pub(crate) fn with_state_accesses(mut self, accesses: Option<&'a mut StateAccesses>) -> Self {
         self.state_accesses = accesses;
         self
     }

@@ -44,7 +44,7 @@ pub fn softmax(costs: &[f32], temperature: f32, seed: u64) -> Option<usize> {
 
 /// Probability in proportion to `max - c`; all equal: uniform.
 #[must_use]
-pub fn weighted_random(costs: &[f32], seed: u64) -> Option<usize> {
+pub(crate) fn weighted_random(costs: &[f32], seed: u64) -> Option<usize> {
     let (least, most) = bounds(costs)?;
     let weight = |cost: f32| if most > least { f64::from(most - cost) } else { 1.0 };
     draw(costs, weight, seed)

@@ -76,7 +76,12 @@ impl Slots {
 
     /// Like [`Slots::get`]. An adapter of `parent` has the parent's slot before the shared one.
     #[must_use]
-    pub fn get_or_parent(&self, model: &ModelName, parent: Option<&ModelName>, kind: SlotKind) -> &Arc<Slot> {
+    pub(crate) fn get_or_parent(
+        &self,
+        model: &ModelName,
+        parent: Option<&ModelName>,
+        kind: SlotKind,
+    ) -> &Arc<Slot> {
         let own = |model: &ModelName| self.by_model.get(model)?.get(&kind);
         own(model).or_else(|| own(parent?)).unwrap_or_else(|| self.all_models.get(kind))
     }

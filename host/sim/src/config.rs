@@ -170,7 +170,7 @@ impl Default for SimConfig {
 
 impl SimConfig {
     /// SGLang's default bootstrap port.
-    pub const DEFAULT_BOOTSTRAP_PORT: u16 = 8998;
+    pub(crate) const DEFAULT_BOOTSTRAP_PORT: u16 = 8998;
 
     /// Returns settings with which prefill, decode and transfer take no time, for tests of protocols.
     #[must_use]

@@ -159,7 +159,7 @@ impl EngineCore {
     }
 
     /// Starts to collect the changes of the cache.
-    pub fn collect_events(&mut self) {
+    pub(crate) fn collect_events(&mut self) {
         self.events.enable();
     }
 
@@ -209,7 +209,7 @@ impl EngineCore {
 
     /// Returns the next time at which [`EngineCore::advance`] has something to do.
     #[must_use]
-    pub fn next_deadline(&self) -> Option<Duration> {
+    pub(crate) fn next_deadline(&self) -> Option<Duration> {
         self.pins.next_deadline()
     }
 
@@ -243,7 +243,7 @@ impl EngineCore {
 
     /// Returns whether a step is running although all its sequences have left.
     #[must_use]
-    pub fn steps_for_none(&self) -> bool {
+    pub(crate) fn steps_for_none(&self) -> bool {
         self.batch.in_step() && self.batch.sequences().0 == 0
     }
 
@@ -288,7 +288,7 @@ impl EngineCore {
 
     /// Returns the current load.
     #[must_use]
-    pub fn occupancy(&self) -> Occupancy {
+    pub(crate) fn occupancy(&self) -> Occupancy {
         let (running, waiting) = self.batch.sequences();
         Occupancy {
             running,

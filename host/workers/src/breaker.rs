@@ -145,7 +145,7 @@ impl Breaker {
 
     /// Like [`Breaker::is_open`], but only until so long after the pause.
     #[must_use]
-    pub fn is_open_until(&self, after_pause: Duration) -> bool {
+    pub(crate) fn is_open_until(&self, after_pause: Duration) -> bool {
         let retry_at = self.retry_at_ms.load(Ordering::Acquire);
         retry_at != 0 && self.now_ms() < retry_at.saturating_add(millis(after_pause))
     }

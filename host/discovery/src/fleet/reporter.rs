@@ -42,7 +42,7 @@ impl Reporter {
     }
 
     /// Resolves when the source has to read everything again.
-    pub async fn recheck(&self) {
+    pub(crate) async fn recheck(&self) {
         self.recheck.notified().await;
     }
 }

@@ -21,13 +21,13 @@ pub struct Environment {
 impl Environment {
     /// Returns the variables of this process.
     #[must_use]
-    pub fn of_process() -> Self {
+    pub(crate) fn of_process() -> Self {
         Self::from_variables(std::env::vars_os())
     }
 
     /// Returns those among `variables`, in the order of their names.
     #[must_use]
-    pub fn from_variables(variables: impl IntoIterator<Item = (OsString, OsString)>) -> Self {
+    pub(crate) fn from_variables(variables: impl IntoIterator<Item = (OsString, OsString)>) -> Self {
         let mut found = Self::default();
         for (name, text) in variables {
             let Some(keys) = name.to_str().and_then(|name| name.strip_prefix(PREFIX)) else { continue };

@@ -156,7 +156,7 @@ impl Server {
     /// The kernel's part of their work, KV events, the index and compiles use the other cores, and one busy
     /// thread costs less than two that often sleep.
     #[must_use]
-    pub fn client_threads(&self) -> usize {
+    pub(crate) fn client_threads(&self) -> usize {
         match self.threads {
             0 => std::thread::available_parallelism().map_or(1, |cores| cores.get().div_ceil(2)),
             threads => threads,
@@ -166,7 +166,7 @@ impl Server {
     /// Returns the number of threads that encode long prompts: by default one for every two cores, and at
     /// least two, so that one very long prompt leaves a thread to the others.
     #[must_use]
-    pub fn encode_threads(&self) -> usize {
+    pub(crate) fn encode_threads(&self) -> usize {
         match self.tokenizer_threads {
             0 => std::thread::available_parallelism().map_or(2, |cores| cores.get().div_ceil(2).max(2)),
             threads => threads,

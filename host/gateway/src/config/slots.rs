@@ -185,7 +185,7 @@ impl SlotEntry {
 
     /// Returns whether only policies in files of the slot get the settings.
     #[must_use]
-    pub fn settings_need_file(&self) -> bool {
+    pub(crate) fn settings_need_file(&self) -> bool {
         !self.settings.is_empty() && self.named().is_none()
     }
 

@@ -18,7 +18,7 @@ const COUNT_INTERVAL: Duration = Duration::from_millis(20);
 
 impl Daemon {
     /// Waits for the delay of the drain. Health checks find the gateway not ready, and requests are served.
-    pub async fn delay_drain(&self) {
+    pub(crate) async fn delay_drain(&self) {
         let state = self.state();
         let delay = state.settings.drain_delay;
         state.stopping.cancel();

@@ -41,7 +41,7 @@ impl InheritedSockets {
     ///
     /// # Errors
     /// A socket has another name, or does not listen for TCP connections.
-    pub fn of_process() -> anyhow::Result<Self> {
+    pub(crate) fn of_process() -> anyhow::Result<Self> {
         let mut passed = listenfd::ListenFd::from_env();
         let names = std::env::var("LISTEN_FDNAMES").unwrap_or_default();
         let mut names = names.split(':');

@@ -33,7 +33,7 @@ struct Window {
 
 /// A change worth a log line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Turn {
+pub(crate) enum Turn {
     /// This number of the latest predictions is wrong.
     Broke(u32),
     /// Predictions are right again.
@@ -42,7 +42,7 @@ pub enum Turn {
 
 impl PredictionChecks {
     /// Records whether one prediction from exact tokens differed from the engine's report.
-    pub fn record_check(&self, model: &ModelName, differed: bool) -> Option<Turn> {
+    pub(crate) fn record_check(&self, model: &ModelName, differed: bool) -> Option<Turn> {
         let mut windows = self.0.lock();
         match windows.get_mut(model) {
             Some(window) => window.record_check(differed),

@@ -17,27 +17,31 @@ use crate::{
 /// Number of tokens in a block of a trace of agents, as in Mooncake's and AIPerf's traces.
 pub const BLOCK: u32 = 512;
 /// Number of tokens of the system prompt, which all sessions share.
-pub const SYSTEM_TOKENS: u32 = 63 * BLOCK;
+pub(crate) const SYSTEM_TOKENS: u32 = 63 * BLOCK;
 /// Number of tokens of a group's tools and repository, which the group's sessions share.
-pub const GROUP_TOKENS: u32 = 20 * BLOCK;
+pub(crate) const GROUP_TOKENS: u32 = 20 * BLOCK;
 /// Maximum number of tokens of a prompt. A session ends before its prompt would be longer.
-pub const MAX_PROMPT_TOKENS: u32 = 200_000;
+pub(crate) const MAX_PROMPT_TOKENS: u32 = 200_000;
 /// Number of a session's own tokens at its first turn: the files that it opens, and the task.
-pub const FIRST_TOKENS: Spread = Spread { mean: 15_000.0, median: 5_000.0, low: 200.0, high: 50_000.0 };
+pub(crate) const FIRST_TOKENS: Spread =
+    Spread { mean: 15_000.0, median: 5_000.0, low: 200.0, high: 50_000.0 };
 /// Number of tokens of a tool's result, or of a person's message.
-pub const RESULT_TOKENS: Spread = Spread { mean: 6_000.0, median: 4_000.0, low: 200.0, high: 19_000.0 };
+pub(crate) const RESULT_TOKENS: Spread =
+    Spread { mean: 6_000.0, median: 4_000.0, low: 200.0, high: 19_000.0 };
 /// Number of tokens of an answer.
-pub const ANSWER_TOKENS: Spread = Spread { mean: 1_000.0, median: 800.0, low: 60.0, high: 5_500.0 };
+pub(crate) const ANSWER_TOKENS: Spread = Spread { mean: 1_000.0, median: 800.0, low: 60.0, high: 5_500.0 };
 /// Time that a tool takes, milliseconds.
-pub const TOOL_PAUSE_MS: Spread = Spread { mean: 5_000.0, median: 2_000.0, low: 100.0, high: 65_000.0 };
+pub(crate) const TOOL_PAUSE_MS: Spread =
+    Spread { mean: 5_000.0, median: 2_000.0, low: 100.0, high: 65_000.0 };
 /// Time that a person takes, milliseconds.
-pub const HUMAN_PAUSE_MS: Spread = Spread { mean: 30_000.0, median: 15_000.0, low: 100.0, high: 65_000.0 };
+pub(crate) const HUMAN_PAUSE_MS: Spread =
+    Spread { mean: 30_000.0, median: 15_000.0, low: 100.0, high: 65_000.0 };
 /// Share of the pauses in which a tool runs.
-pub const TOOL_SHARE: f64 = 0.7;
+pub(crate) const TOOL_SHARE: f64 = 0.7;
 /// Smallest and largest number of turns of a sub-agent.
-pub const CHILD_TURNS: (u32, u32) = (2, 6);
+pub(crate) const CHILD_TURNS: (u32, u32) = (2, 6);
 /// Maximum number of sub-agents that one turn starts.
-pub const MAX_CHILDREN: u32 = 3;
+pub(crate) const MAX_CHILDREN: u32 = 3;
 
 /// Exponent of the Zipf distribution of the sizes of groups.
 const GROUP_EXPONENT: f64 = 0.6;

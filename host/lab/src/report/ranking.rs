@@ -117,7 +117,7 @@ impl Ranked {
     /// Whether the seeds differ too much to give the arm a place: no difference to the best arm was found,
     /// but the interval would hide one as large as the best arm's value.
     #[must_use]
-    pub fn is_unclear(&self) -> bool {
+    pub(crate) fn is_unclear(&self) -> bool {
         self.is_tied() && self.worse_percent.as_ref().is_some_and(|worse| worse.plus_minus > Some(100.0))
     }
 }

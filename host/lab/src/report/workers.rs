@@ -103,7 +103,7 @@ impl RoleShares {
 
     /// Whether one worker gets most of the requests although there are other workers.
     #[must_use]
-    pub fn one_gets_most(&self) -> bool {
+    pub(crate) fn one_gets_most(&self) -> bool {
         self.workers.len() > 1 && self.requests >= LEAST_REQUESTS && self.busiest.mean > self.most()
     }
 

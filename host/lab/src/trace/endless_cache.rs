@@ -33,7 +33,7 @@ impl Trace {
     /// Returns the share of prompt tokens that one unlimited cache for all engines would hold, 0 to 1, in
     /// blocks of the trace: an upper bound of any hit rate.
     #[must_use]
-    pub fn endless_cache_hit_rate(&self) -> f64 {
+    pub(crate) fn endless_cache_hit_rate(&self) -> f64 {
         let prompts = self.requests.iter().map(|request| {
             let full = (request.input_tokens / self.block_tokens.max(1)) as usize;
             let chain = request.blocks.iter().take(full).scan(0_u64, |prefix, block| {

@@ -86,7 +86,7 @@ impl Sharing {
 
 impl State {
     /// Sets whether the operator wants the state shared. In a gateway without others that changes nothing.
-    pub fn set_shared(&self, wanted: bool) {
+    pub(crate) fn set_shared(&self, wanted: bool) {
         self.wanted.store(wanted, Ordering::Relaxed);
     }
 

@@ -55,7 +55,7 @@ impl SlotSnapshot {
 
     /// Returns the shadow, when this request is in its share.
     #[must_use]
-    pub fn shadowing(&self, request: &RoutingRequest) -> Option<&Arc<GenerationHandle>> {
+    pub(crate) fn shadowing(&self, request: &RoutingRequest) -> Option<&Arc<GenerationHandle>> {
         let shadow = self.shadow.as_ref()?;
         is_in_share(request.draw ^ SHADOW, shadow.share).then_some(&shadow.handle)
     }

@@ -165,7 +165,7 @@ impl BatchEngine {
 
     /// Returns whether a step is running.
     #[must_use]
-    pub fn in_step(&self) -> bool {
+    pub(crate) fn in_step(&self) -> bool {
         self.in_step
     }
 

@@ -74,7 +74,7 @@ impl BlockPool {
     }
 
     /// Returns the number of consecutive blocks from the start of a prompt that are cached.
-    pub fn cached_run(&self, hashes: impl Iterator<Item = u64>) -> usize {
+    pub(crate) fn cached_run(&self, hashes: impl Iterator<Item = u64>) -> usize {
         hashes.take_while(|hash| self.by_hash.contains_key(hash)).count()
     }
 

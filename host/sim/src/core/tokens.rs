@@ -64,12 +64,12 @@ pub struct Prompt {
 
 impl Prompt {
     /// Tokenizes texts, each separately: the messages of a chat, or a single text.
-    pub fn of_texts<'a>(texts: impl IntoIterator<Item = &'a str>) -> Self {
+    pub(crate) fn of_texts<'a>(texts: impl IntoIterator<Item = &'a str>) -> Self {
         Self::of_pieces(texts.into_iter().map(Piece::Text))
     }
 
     /// Tokenizes texts, each separately, and images, which become placeholders.
-    pub fn of_pieces<'a>(pieces: impl IntoIterator<Item = Piece<'a>>) -> Self {
+    pub(crate) fn of_pieces<'a>(pieces: impl IntoIterator<Item = Piece<'a>>) -> Self {
         let (mut tokens, mut objects) = (Vec::new(), Vec::new());
         for piece in pieces {
             match piece {
@@ -123,13 +123,13 @@ impl Prompt {
 
     /// Returns the sequence hashes of the full blocks of this prompt with its answer.
     #[must_use]
-    pub fn chain_with_answer(&self, block_size: u32, with_answer: &[u32]) -> Vec<u64> {
+    pub(crate) fn chain_with_answer(&self, block_size: u32, with_answer: &[u32]) -> Vec<u64> {
         chain(with_answer, &self.objects, block_size)
     }
 
     /// Returns the token ids of the prompt and the first `out` tokens of output number `choice`.
     #[must_use]
-    pub fn with_answer(&self, choice: u32, out: u32) -> Vec<u32> {
+    pub(crate) fn with_answer(&self, choice: u32, out: u32) -> Vec<u32> {
         let answer = self.output(choice).map(|(_, token)| token).take(out as usize);
         self.tokens.iter().copied().chain(answer).collect()
     }

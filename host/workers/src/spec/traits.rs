@@ -8,7 +8,7 @@ impl WorkerSpec {
     /// Returns whether the two descriptions are equal for every decision. Facts and rules that depend on the
     /// description are then the same for both workers.
     #[must_use]
-    pub fn has_traits_of(&self, other: &Self) -> bool {
+    pub(crate) fn has_traits_of(&self, other: &Self) -> bool {
         self.traits() == other.traits()
     }
 

@@ -172,7 +172,7 @@ impl Worker {
 
     /// Returns whether an operator paused the engine: it lives, and requests wait until it resumes.
     #[must_use]
-    pub fn is_engine_paused(&self) -> bool {
+    pub(crate) fn is_engine_paused(&self) -> bool {
         self.state.engine_paused.load(Ordering::Acquire)
     }
 

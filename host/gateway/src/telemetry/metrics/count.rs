@@ -55,7 +55,7 @@ impl Metrics {
     }
 
     /// Counts a connection that the gateway ended.
-    pub fn connection_ended(&self, reason: &'static str) {
+    pub(crate) fn connection_ended(&self, reason: &'static str) {
         self.connections_ended.get_or_create(&ReasonLabels { reason }).inc();
     }
 
