@@ -164,6 +164,9 @@ pub(crate) enum IdDetail {
     ItemNumber,
 }
 
+/// The prefill and the decode workers of a model.
+pub(crate) type Pools<'a> = [&'a [Candidate]; 2];
+
 /// One dialect.
 pub(crate) trait Connector: Send + Sync + fmt::Debug {
     /// Kind of handoff between its legs; `None` if it serves aggregated requests only.
@@ -174,13 +177,8 @@ pub(crate) trait Connector: Send + Sync + fmt::Debug {
         None
     }
 
-    /// Why one of these prefill and decode workers cannot take its leg of this request; `None` when all can.
-    fn refused_by(
-        &self,
-        _request: &Request,
-        _prefill: &[Candidate],
-        _decode: &[Candidate],
-    ) -> Option<&'static str> {
+    /// Why one of these workers cannot take its leg of this request; `None` when all can.
+    fn refused_by(&self, _request: &Request, _pools: Pools<'_>) -> Option<&'static str> {
         None
     }
 

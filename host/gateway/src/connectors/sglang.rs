@@ -12,7 +12,7 @@ use serde_json::json;
 use pointsman_orchestration::{HandoffKind, is_up};
 
 use super::{
-    Abort, Connector, IdDetail, LegContext, RequestToken, Target, clean, rooms, token_header,
+    Abort, Connector, IdDetail, LegContext, Pools, RequestToken, Target, clean, rooms, token_header,
     vllm::rank_header, with_usage,
 };
 use crate::{
@@ -50,12 +50,7 @@ impl Connector for Sglang {
     }
 
     /// Engines before 0.5.23 drop the handoff fields of these APIs.
-    fn refused_by(
-        &self,
-        request: &Request,
-        prefill: &[Candidate],
-        decode: &[Candidate],
-    ) -> Option<&'static str> {
+    fn refused_by(&self, request: &Request, [prefill, decode]: Pools<'_>) -> Option<&'static str> {
         let can = |one: &Candidate| is_at_least(one.worker.facts().version.as_deref(), &[0, 5, 23]);
         let is_sglang = |one: &&Candidate| one.worker.spec().engine == Engine::Sglang && is_up(one);
         let all_can = || prefill.iter().chain(decode).filter(is_sglang).all(can);

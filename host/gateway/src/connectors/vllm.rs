@@ -9,7 +9,7 @@ use json_splice::{Edit, JsonBody};
 use pointsman_orchestration::is_up;
 use pointsman_workers::{Candidate, Engine};
 
-use super::{LegContext, Target, clean, token_header, with_usage};
+use super::{LegContext, Pools, Target, clean, token_header, with_usage};
 use crate::{
     openai::lax::WholeNumber,
     openai::request::{Endpoint, Request},
@@ -66,11 +66,7 @@ fn refused_in_decode(request: &Request) -> Option<&'static str> {
 ///
 /// Engines from 0.20 on refuse a limit of output tokens above their context, which earlier ones lower
 /// (vllm#40324), and from 0.32 on a budget for thinking that is not below the limit.
-pub(super) fn refused_by(
-    request: &Request,
-    prefill: &[Candidate],
-    decode: &[Candidate],
-) -> Option<&'static str> {
+pub(super) fn refused_by(request: &Request, [prefill, decode]: Pools<'_>) -> Option<&'static str> {
     let all_can = |version| all_since(version, prefill) && all_since(version, decode);
     if request.endpoint == Endpoint::Responses && !all_can((0, 19)) {
         return Some(request.endpoint.path());

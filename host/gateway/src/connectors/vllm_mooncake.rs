@@ -6,9 +6,8 @@ use json_splice::Edit;
 use serde_json::json;
 
 use pointsman_orchestration::HandoffKind;
-use pointsman_workers::Candidate;
 
-use super::{Connector, LegContext, Target, vllm, vllm_nixl::Answer};
+use super::{Connector, LegContext, Pools, Target, vllm, vllm_nixl::Answer};
 use crate::{openai::request::Request, upstream::LegHeaders};
 
 #[derive(Debug)]
@@ -27,13 +26,8 @@ impl Connector for VllmMooncake {
         vllm::unsplittable(request)
     }
 
-    fn refused_by(
-        &self,
-        request: &Request,
-        prefill: &[Candidate],
-        decode: &[Candidate],
-    ) -> Option<&'static str> {
-        vllm::refused_by(request, prefill, decode)
+    fn refused_by(&self, request: &Request, pools: Pools<'_>) -> Option<&'static str> {
+        vllm::refused_by(request, pools)
     }
 
     fn takes_token_ids(&self) -> bool {

@@ -7,10 +7,10 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use pointsman_orchestration::HandoffKind;
-use pointsman_workers::Candidate;
 
 use super::{
-    Connector, LegContext, PrefillAnswer, PromptUsage, Target, given_up, python_json, unread, usage, vllm,
+    Connector, LegContext, Pools, PrefillAnswer, PromptUsage, Target, given_up, python_json, unread, usage,
+    vllm,
 };
 use crate::{openai::request::Request, upstream::LegHeaders};
 
@@ -87,13 +87,8 @@ impl Connector for VllmNixl {
         vllm::unsplittable(request)
     }
 
-    fn refused_by(
-        &self,
-        request: &Request,
-        prefill: &[Candidate],
-        decode: &[Candidate],
-    ) -> Option<&'static str> {
-        vllm::refused_by(request, prefill, decode)
+    fn refused_by(&self, request: &Request, pools: Pools<'_>) -> Option<&'static str> {
+        vllm::refused_by(request, pools)
     }
 
     fn hands_over_responses(&self) -> bool {

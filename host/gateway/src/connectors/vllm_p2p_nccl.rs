@@ -4,9 +4,8 @@
 use bytes::Bytes;
 
 use pointsman_orchestration::HandoffKind;
-use pointsman_workers::Candidate;
 
-use super::{Connector, IdDetail, LegContext, Target, clean, token_header, vllm};
+use super::{Connector, IdDetail, LegContext, Pools, Target, clean, token_header, vllm};
 use crate::{openai::request::Request, upstream::LegHeaders};
 
 #[derive(Debug)]
@@ -25,13 +24,8 @@ impl Connector for VllmP2pNccl {
         vllm::unsplittable(request)
     }
 
-    fn refused_by(
-        &self,
-        request: &Request,
-        prefill: &[Candidate],
-        decode: &[Candidate],
-    ) -> Option<&'static str> {
-        vllm::refused_by(request, prefill, decode)
+    fn refused_by(&self, request: &Request, pools: Pools<'_>) -> Option<&'static str> {
+        vllm::refused_by(request, pools)
     }
 
     fn prefill(&self, request: &Request, _: &LegContext<'_>) -> Bytes {

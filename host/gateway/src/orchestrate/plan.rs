@@ -219,7 +219,7 @@ fn why_on_one_worker(request: &Request, snapshot: &Snapshot, local: bool) -> Opt
 fn why_unsplittable(request: &Request, snapshot: &Snapshot, prefill: &Candidate) -> Option<&'static str> {
     let connector = connector_for(prefill.worker.spec());
     let [prefill, decode, _] = snapshot.pools(&request.model);
-    connector.unsplittable(request).or_else(|| connector.refused_by(request, prefill, decode))
+    connector.unsplittable(request).or_else(|| connector.refused_by(request, [prefill, decode]))
 }
 
 /// The error while the gateway knows no worker at all, so that no model can be called unknown.
