@@ -50,6 +50,7 @@ pub(crate) fn router(engine: &Arc<Engine>) -> Router {
             .route("/version", get(probe::version))
             .route("/sleep", post(control::sleep))
             .route("/wake_up", post(control::wake_up))
+            .route("/is_sleeping", get(control::is_sleeping))
             .route("/tokenize", post(probe::tokenize))
             .route("/detokenize", post(probe::detokenize))
             .route("/rerank", post(pooling::rerank))

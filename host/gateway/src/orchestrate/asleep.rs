@@ -39,8 +39,10 @@ pub(super) struct OtherWorkers {
 }
 
 impl Drive {
-    /// Returns where a leg may go if its engine falls asleep; `None` if it has to stay.
+    /// Returns where a leg may go if its engine falls asleep; `None` if it has to stay, or if its engine
+    /// cannot be put to sleep: then the leg costs nothing more.
     pub(super) fn other_workers(&self, leg: Leg) -> Option<Arc<OtherWorkers>> {
+        self.candidate(leg).filter(|candidate| candidate.worker.may_sleep())?;
         let is_bound = self.request.hints.pinned(leg).is_some() || is_in_background(&self.request);
         let may_leave = self.executor.calls() && self.legs.has_retries() && !is_bound;
         let committed = || self.attempts.committed(self.legs.only_consumes());

@@ -51,6 +51,11 @@ pub(super) async fn wake_up(State(engine): State<Arc<Engine>>) -> StatusCode {
     StatusCode::OK
 }
 
+/// Handles vLLM's `GET /is_sleeping`.
+pub(super) async fn is_sleeping(State(engine): State<Arc<Engine>>) -> Json<serde_json::Value> {
+    Json(serde_json::json!({ "is_sleeping": engine.is_asleep() }))
+}
+
 pub(super) async fn state(State(engine): State<Arc<Engine>>) -> Json<SimState> {
     Json(engine.state())
 }

@@ -89,7 +89,10 @@ impl Probe {
     async fn ask_whether_asleep(&mut self) -> Option<bool> {
         let Some(path) = self.sleep_path else { return Some(false) };
         match self.get(path).await {
-            Response::Ok(body) => Some(parse::holds("is_sleeping", &body)),
+            Response::Ok(body) => {
+                self.worker.note_sleep_mode();
+                Some(parse::holds("is_sleeping", &body))
+            }
             Response::Absent => {
                 self.sleep_path = None;
                 Some(false)

@@ -211,9 +211,11 @@ async fn b8_blocks_end_when_their_engine_falls_asleep() {
         test.index.matches(&block_hashes(&tokens, size, &Salt::default()), &mut overlaps);
         overlaps.get(worker, rank).device
     };
-    assert_eq!(held(), 1);
+    assert_eq!((held(), test.worker.may_sleep()), (1, false));
     test.asleep.store(true, Relaxed);
     until("asleep", || test.worker.ineligible() == Some(Ineligible::Asleep)).await;
+    // B8.19
+    assert!(test.worker.may_sleep());
     // B8.13
     until("forgotten", || held() == 0).await;
     test.stop.cancel();

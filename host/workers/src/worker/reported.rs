@@ -164,10 +164,25 @@ impl Worker {
         if changed {
             self.tell_ranks();
         }
+        if asleep {
+            self.note_sleep_mode();
+        }
         if changed && asleep {
             self.state.stops_serving.notify_waiters();
         }
         changed
+    }
+
+    /// Returns whether the engine may be put to sleep while requests wait for it: it slept before, or has an
+    /// endpoint that says whether it does. vLLM has that one where it has those that put it to sleep.
+    #[must_use]
+    pub fn may_sleep(&self) -> bool {
+        self.state.may_sleep.load(Ordering::Relaxed)
+    }
+
+    /// Notes that the engine may be put to sleep.
+    pub(crate) fn note_sleep_mode(&self) {
+        self.state.may_sleep.store(true, Ordering::Relaxed);
     }
 
     /// Returns whether an operator paused the engine: it lives, and requests wait until it resumes.

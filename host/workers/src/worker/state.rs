@@ -44,6 +44,8 @@ pub(super) struct State {
     pub(super) misconfigured: AtomicBool,
     /// Whether the engine sleeps.
     pub(super) asleep: AtomicBool,
+    /// Whether the engine slept, or can be asked whether it does.
+    pub(super) may_sleep: AtomicBool,
     pub(super) engine_paused: AtomicBool,
     /// Whether the engine reports the load of each rank. Otherwise that of every rank is the engine's.
     pub(super) loads_by_rank: AtomicBool,
@@ -161,6 +163,7 @@ impl State {
             moves: Arc::default(),
             misconfigured: AtomicBool::new(false),
             asleep: AtomicBool::new(false),
+            may_sleep: AtomicBool::new(false),
             engine_paused: AtomicBool::new(false),
             loads_by_rank: AtomicBool::new(false),
             reports_load: AtomicBool::new(false),
