@@ -28,8 +28,8 @@ pub(crate) struct LegRun {
     pub(super) call: Option<BoxFuture<'static, Result<LegAnswer, CallError>>>,
     /// Cancelled when the call ends. The prefill call creates it.
     pub(super) over: Option<CancellationToken>,
-    /// Whether the prefill call got the head of an answer that carries the handoff.
-    pub(super) answers: Arc<AtomicBool>,
+    /// Whether the prefill call got the head of its answer. `None`: the answer carries no handoff.
+    pub(super) answers: Option<Arc<AtomicBool>>,
     /// The head of the decode answer, kept until prefill has ended.
     pub(super) pending_head: Option<Response<Body>>,
     /// When the leg was sent.

@@ -110,7 +110,7 @@ impl Drive {
         let waiting = self.attempts.waiting();
         let (PerLeg { prefill, answering }, drain_end) = (&mut self.runs, &self.state.drain_end);
         let prefills_alone = prefill.call.is_some() && answering.call.is_none();
-        let answers = prefills_alone.then_some(&*prefill.answers);
+        let answers = prefill.answers.as_deref().filter(|_| prefills_alone);
         tokio::select! {
             biased;
             // A handoff that is in hand is consumed, whether or not its client left meanwhile (E1.7).

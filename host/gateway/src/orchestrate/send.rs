@@ -124,8 +124,8 @@ impl Drive {
         self.others.prefill.clone_from(&others);
         let run = &mut self.runs.prefill;
         run.over = Some(CancellationToken::new());
-        let answers = Arc::new(AtomicBool::new(false));
-        run.answers = answers.clone();
+        let answers = carries_data.then(|| Arc::new(AtomicBool::new(false)));
+        run.answers.clone_from(&answers);
         let task = PrefillCall {
             state: self.state.clone(),
             connector,
@@ -140,7 +140,7 @@ impl Drive {
                 let wait = HeadWait { silence, most, worker: &worker, request };
                 let (head, mut body) = wait.of(head).await?.into_parts();
                 body.of_call(in_flight);
-                if carries_data {
+                if let Some(answers) = answers {
                     answers.store(true, Ordering::Relaxed);
                     let body = upstream::collect(body, Some(pause), Some(&mut held)).await?;
                     return Ok(Prefilled::Answer(Response::from_parts(head, body), held));
