@@ -267,6 +267,9 @@ impl Drive {
     /// Reports an event to the state machine and queues the actions that follow.
     pub(crate) fn report(&mut self, event: Event) {
         self.charge_if_given_up(event);
+        if event == Event::Deadline && self.runs.prefill.answers() {
+            self.legs.note_prefill_answers();
+        }
         self.queue.extend(self.legs.on(event));
         self.open_handoff = self.open_handoff.take().filter(|_| self.legs.has_open_handoff());
         if event == Event::Deadline && !self.legs.is_finished() {

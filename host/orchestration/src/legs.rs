@@ -169,6 +169,13 @@ impl Legs {
         self.aggregated_aborts = abortable;
     }
 
+    /// Notes that the prefill engine has begun to answer: it is past its work, and is not cancelled any more.
+    pub fn note_prefill_answers(&mut self) {
+        if let Some(traits) = &mut self.traits {
+            traits.cancellable = false;
+        }
+    }
+
     /// Takes one event and returns the actions that follow. Events that arrive too late are ignored.
     pub fn on(&mut self, event: Event) -> Actions {
         if self.finished {

@@ -68,9 +68,10 @@ fn answer() -> String {
 }
 
 /// A gateway with one thread, which may close prefills.
-async fn gateway(prefill: &RawEngine, decode: &RawEngine) -> TestCluster {
+async fn gateway(prefill: &RawEngine, decode: &RawEngine, request_timeout: Option<Duration>) -> TestCluster {
     let builder = TestClusterBuilder::new().config(|config| {
         config.server.threads = 1;
+        config.timeouts.request = request_timeout.unwrap_or(config.timeouts.request);
         for (role, engine) in [("prefill,prefill_cancellable=true", prefill), ("decode", decode)] {
             let flag = format!("role={role},engine=vllm,url=http://{}", engine.address);
             config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
@@ -87,13 +88,33 @@ async fn e1_a_prefill_that_has_begun_to_answer_is_not_closed() {
     let acts = vec![Act::Send(begin.to_vec()), Act::Pause(400 * MS), Act::Send(rest.to_vec())];
     let prefill = RawEngine::serving(move |_| acts.clone()).await.unwrap();
     let decode = RawEngine::serving(move |_| vec![Act::Send(json_answer(&answer))]).await.unwrap();
-    let cluster = gateway(&prefill, &decode).await;
+    let cluster = gateway(&prefill, &decode, None).await;
     let client = send(cluster.gateway.address, request("tiny", "a")).await.unwrap();
     cluster.until("prefill runs", |_| prefill.requests().len() == 1).await.unwrap();
     tokio::time::sleep(100 * MS).await;
     drop(client);
     // E1.7
     cluster.until("the handoff is consumed", |_| decode.requests().len() == 1).await.unwrap();
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn e4_a_prefill_that_has_begun_to_answer_at_the_deadline_is_not_closed() {
+    let answer = answer();
+    let whole = json_answer(&answer);
+    let (begin, rest) = whole.split_at(whole.len() / 2);
+    let acts = vec![Act::Send(begin.to_vec()), Act::Pause(2_000 * MS), Act::Send(rest.to_vec())];
+    let prefill = RawEngine::serving(move |_| acts.clone()).await.unwrap();
+    let decode = RawEngine::serving(move |_| vec![Act::Send(json_answer(&answer))]).await.unwrap();
+    let cluster = gateway(&prefill, &decode, Some(1_000 * MS)).await;
+    let body = json!({ "model": "tiny", "prompt": "which way?", "max_tokens": 9 }).to_string();
+    let reply = cluster.client.post(COMPLETIONS, &[], body).await.unwrap();
+    // E4.2
+    assert_eq!((reply.status.as_u16(), reply.code().as_str()), (504, "deadline"));
+    assert_eq!(decode.requests().len(), 0);
+    // E4.2
+    cluster.until("the handoff is consumed", |_| decode.requests().len() == 1).await.unwrap();
+    assert!(decode.requests()[0].body.contains("\"max_tokens\":1,"), "{:?}", decode.requests()[0]);
     cluster.at_rest().await.unwrap();
 }
 
@@ -112,7 +133,7 @@ async fn e1_a_handoff_that_arrived_before_its_client_left_is_consumed() {
     let prefill = RawEngine::serving(move |_| vec![Act::Pause(400 * MS), Act::Send(late.clone())]);
     let decode = RawEngine::serving(move |_| vec![Act::Send(json_answer(&answer))]);
     let (prefill, decode) = (prefill.await.unwrap(), decode.await.unwrap());
-    let cluster = gateway(&prefill, &decode).await;
+    let cluster = gateway(&prefill, &decode, None).await;
     let address = cluster.gateway.address;
     for round in 1..=4 {
         let client = send(address, request("tiny", "a")).await.unwrap();

@@ -1,6 +1,9 @@
 //! One leg of a request: its worker, its booking, its call in flight and its failure.
 
-use std::sync::{Arc, atomic::AtomicBool};
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
@@ -91,6 +94,11 @@ pub(crate) enum LegBooking {
 }
 
 impl LegRun {
+    /// Returns whether the prefill engine has begun to send an answer that carries the handoff.
+    pub(super) fn answers(&self) -> bool {
+        self.call.is_some() && self.answers.as_ref().is_some_and(|answers| answers.load(Ordering::Relaxed))
+    }
+
     /// Notes that the worker took the prompt.
     pub(super) fn keep_record(&mut self) {
         if let Some(record) = &mut self.record {

@@ -804,6 +804,14 @@ fn e4_the_deadline_drains_a_prefill_in_flight_and_consumes_its_handoff() {
             (E::Deadline, &[A::Cancel(Leg::Prefill), A::FailDeadline, A::Finish]),
         ],
     );
+    let (mut answers, _) = Legs::new(Shape::Remote, RetryPolicy::default());
+    answers.on(E::PrefillRouted(cancellable));
+    answers.on(E::Reserved);
+    answers.note_prefill_answers();
+    for (event, expected) in &drained[2..] {
+        // E4.2
+        assert_eq!(answers.on(*event)[..], **expected, "{event:?}");
+    }
 }
 
 /// A request whose stream may be continued, and what it did for each event.
