@@ -299,6 +299,22 @@ async fn b5_each_endpoint_finds_an_adapter_that_was_loaded_a_moment_ago() {
 }
 
 #[tokio::test]
+async fn b5_an_adapter_that_was_loaded_after_the_last_reading_is_found_at_once() {
+    let engine = Engine::start("role=aggregated,engine=vllm", &[]).await;
+    let cluster = start(&[&engine]).await;
+    assert_eq!(ask(&cluster, "ad").await, 404);
+    engine.load("ad");
+    // B5.16: a client that got the 404 itself
+    assert_eq!(ask(&cluster, "ad").await, 200);
+    engine.load("other");
+    let before = engine.readings();
+    let replies = tokio::join!(ask(&cluster, "other"), ask(&cluster, "gone"), ask(&cluster, "other"));
+    // B5.16: requests share a reading, or two if one of them came late
+    assert_eq!(replies, (200, 404, 200));
+    assert!(engine.readings() <= before + 2, "{before} {}", engine.readings());
+}
+
+#[tokio::test]
 async fn b3_an_adapter_with_the_name_of_another_workers_model_is_left_out() {
     let base = |adapters: &'static str| {
         move |request: &RawRequest| {

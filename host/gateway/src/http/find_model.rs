@@ -54,7 +54,7 @@ pub(super) async fn look_again(state: &State, model: &ModelName, endpoint: Endpo
         Some(Lack::Workers) => {}
     }
     // Boxed, because few requests wait here.
-    Box::pin(state.registry.reread_models(|snapshot| lacks(snapshot) != Some(Lack::Workers))).await;
+    Box::pin(state.registry.reread_models(model, |snapshot| lacks(snapshot) != Some(Lack::Workers))).await;
     true
 }
 

@@ -38,7 +38,7 @@ impl Drive {
             return;
         }
         tokio::select! {
-            () = self.state.registry.reread_models(has_other) => {}
+            () = self.state.registry.reread_models(&model, has_other) => {}
             () = self.gone.cancelled() => return,
             () = tokio::time::sleep_until(self.deadline) => return,
         }

@@ -1,16 +1,31 @@
 //! Readings of all engines' models, for requests whose model, or a leg of it, no worker has: an engine may
 //! have loaded an adapter a moment ago.
 
-use std::sync::{Arc, Weak};
+use std::{
+    collections::HashMap,
+    sync::{Arc, Weak},
+};
 
 use tokio::time::{Duration, Instant};
 
 use super::{Registry, Snapshot};
-use crate::worker::{Health, Worker};
+use crate::{
+    hash::name_hash,
+    id::ModelName,
+    worker::{Health, Worker},
+};
 
-/// Least time between two readings. It grows by itself with each [`SMALL_FLEET`] workers.
+/// Mean time between two readings, at least. It grows by itself with each [`SMALL_FLEET`] workers.
 const PAUSE: Duration = Duration::from_secs(2);
 const SMALL_FLEET: usize = 100;
+/// How many readings may follow each other at once, in a fleet of fewer than [`SMALL_FLEET`] workers.
+const BURST: u32 = 4;
+/// The same for a name that had a reading a moment ago: requests that repeat a name leave readings to others.
+const BURST_OF_KNOWN: u32 = 2;
+/// How long a name is known after a reading for it.
+const KNOWN_FOR: Duration = Duration::from_secs(60);
+/// Number of names that are known. Above it, all others count as known, too.
+const MAX_KNOWN: usize = 1_000;
 /// Longest wait for a reading.
 const WAIT: Duration = Duration::from_secs(1);
 /// How often a request looks whether all engines were read.
@@ -21,38 +36,43 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(16);
 /// A worker that is read, and how often its models were before.
 type Unread = (Weak<Worker>, u32);
 
-/// A reading that requests wait for.
+/// The last reading.
 #[derive(Debug)]
 pub(super) struct Reread {
     begun: Instant,
     pause: Duration,
+    /// When the next one were due if each had waited for its pause.
+    due: Instant,
     /// The pause for requests that are served without a reading, while the snapshot is that of `version`.
     patient_pause: Duration,
     version: u64,
     workers: Arc<[Unread]>,
+    /// Hashes of the names that requests asked for, and when they last waited for a reading.
+    known: HashMap<u64, Instant>,
 }
 
 impl Registry {
-    /// Has the models of all engines read again, unless they were a moment ago, and waits until they were or
-    /// `is_found` holds. Workers with configured models are not read.
-    pub async fn reread_models(&self, is_found: impl Fn(&Snapshot) -> bool) {
-        let Some((until, workers)) = self.begin_reading() else { return };
-        let is_read = |(worker, before): &Unread| {
-            let unread = |worker: Arc<Worker>| {
-                worker.model_readings() == *before && worker.health() == Health::Healthy
-            };
-            !worker.upgrade().is_some_and(unread)
-        };
+    /// Has the models of all engines read again for a request for `model`, unless they were too often, and
+    /// waits until they were or `is_found` holds. Workers with configured models are not read.
+    pub async fn reread_models(&self, model: &ModelName, is_found: impl Fn(&Snapshot) -> bool) {
+        let came = Instant::now();
         let mut seen = None;
-        loop {
-            let snapshot = self.snapshot();
-            if seen.replace(snapshot.version) != Some(snapshot.version) && is_found(&snapshot) {
+        // One that began before may have missed what was loaded since.
+        while let Some((begun, workers)) = self.join_reading(model) {
+            loop {
+                let snapshot = self.snapshot();
+                if seen.replace(snapshot.version) != Some(snapshot.version) && is_found(&snapshot) {
+                    return;
+                }
+                drop(snapshot);
+                if !is_running(begun, &workers) {
+                    break;
+                }
+                tokio::time::sleep(LOOK).await;
+            }
+            if begun >= came {
                 return;
             }
-            if workers.iter().all(is_read) || Instant::now() >= until {
-                return;
-            }
-            tokio::time::sleep(LOOK).await;
         }
     }
 
@@ -67,30 +87,46 @@ impl Registry {
             Instant::now() >= last.begun + pause
         };
         if reread.as_ref().is_none_or(is_due) {
-            *reread = Some(Reread::begin(&snapshot, reread.as_ref()));
+            *reread = Some(Reread::begin(&snapshot, reread.take()));
         }
     }
 
-    /// Begins a reading, or joins the one that runs. Returns its end and its workers; `None` if there is
+    /// Joins the reading that runs, or begins one. Returns when it began, and its workers; `None` if there is
     /// nothing to wait for.
-    fn begin_reading(&self) -> Option<(Instant, Arc<[Unread]>)> {
+    fn join_reading(&self, model: &ModelName) -> Option<(Instant, Arc<[Unread]>)> {
+        let seen = self.reread.lock().as_ref().map(Reread::reading);
+        let runs = seen.as_ref().is_some_and(|(begun, workers)| is_running(*begun, workers));
+        let name = name_hash(model.as_str().as_bytes(), 0);
         let (mut reread, now) = (self.reread.lock(), Instant::now());
-        let is_recent = |last: &&Reread| now < last.begun + last.pause;
-        let last = match reread.as_ref().filter(is_recent) {
-            Some(last) => last,
-            None => {
-                let begun = Reread::begin(&self.snapshot(), reread.as_ref());
-                reread.insert(begun)
+        // Another request may have begun one meanwhile.
+        let is_over = |last: &Reread| !runs && seen.as_ref().is_some_and(|(begun, _)| *begun == last.begun);
+        if reread.as_ref().is_none_or(is_over) {
+            if !reread.as_ref().is_none_or(|last| last.may_begin_another(name, now)) {
+                return None;
             }
-        };
-        let until = last.begun + WAIT;
-        (now < until && !last.workers.is_empty()).then(|| (until, last.workers.clone()))
+            *reread = Some(Reread::begin(&self.snapshot(), reread.take()));
+        }
+        let last = reread.as_mut()?;
+        if last.known.len() < MAX_KNOWN {
+            last.known.insert(name, now);
+        }
+        Some(last.reading()).filter(|(_, workers)| !workers.is_empty())
     }
+}
+
+/// Returns whether a reading of workers is waited for.
+fn is_running(begun: Instant, workers: &[Unread]) -> bool {
+    let is_unread = |(worker, before): &Unread| {
+        let unread =
+            |worker: Arc<Worker>| worker.model_readings() == *before && worker.health() == Health::Healthy;
+        worker.upgrade().is_some_and(unread)
+    };
+    Instant::now() < begun + WAIT && workers.iter().any(is_unread)
 }
 
 impl Reread {
     /// Asks for the models of all engines.
-    fn begin(snapshot: &Snapshot, last: Option<&Self>) -> Self {
+    fn begin(snapshot: &Snapshot, last: Option<Self>) -> Self {
         let learns = |worker: &&Arc<Worker>| worker.spec().models.is_empty();
         let mut workers = Vec::new();
         for worker in snapshot.workers().iter().filter(learns) {
@@ -99,9 +135,79 @@ impl Reread {
         }
         let times = u32::try_from(workers.len() / SMALL_FLEET).unwrap_or(u32::MAX);
         let pause = PAUSE.saturating_mul(times.saturating_add(1));
-        let before = last.filter(|last| last.version == snapshot.version).map(|last| last.patient_pause);
+        let before = last.as_ref().filter(|last| last.version == snapshot.version);
+        let before = before.map(|last| last.patient_pause);
         let patient_pause = before.unwrap_or(pause).saturating_mul(2).min(LONGEST_PAUSE).max(pause);
         let (begun, version, workers) = (Instant::now(), snapshot.version, workers.into());
-        Self { begun, pause, patient_pause, version, workers }
+        let (due, mut known) = last.map_or((begun, HashMap::new()), |last| (last.due, last.known));
+        known.retain(|_, asked| *asked + KNOWN_FOR > begun);
+        Self { begun, pause, due: due.max(begun) + pause, patient_pause, version, workers, known }
+    }
+
+    fn reading(&self) -> (Instant, Arc<[Unread]>) {
+        (self.begun, self.workers.clone())
+    }
+
+    /// Returns whether there may be another reading for a name at once.
+    fn may_begin_another(&self, name: u64, now: Instant) -> bool {
+        let is_known = self.known.get(&name).is_some_and(|asked| *asked + KNOWN_FOR > now);
+        let burst = if is_known || self.known.len() >= MAX_KNOWN { BURST_OF_KNOWN } else { BURST };
+        self.due.saturating_duration_since(now) <= PAUSE * (burst - 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spec::WorkerSpec;
+
+    /// A registry of so many workers, whose models are read at once.
+    fn registry(workers: usize) -> Registry {
+        let registry = Registry::default();
+        for id in 1..=workers {
+            let flag = format!("id={id},role=aggregated,engine=vllm,url=http://a:{id}");
+            registry.upsert(WorkerSpec::parse_flag(&flag).unwrap());
+        }
+        registry
+    }
+
+    /// Asks for models one after the other. Returns how many readings began for them.
+    async fn readings<'a>(registry: &Registry, models: impl IntoIterator<Item = &'a str>) -> usize {
+        let mut began = 0;
+        for model in models {
+            let due = || registry.reread.lock().as_ref().map(|last| last.due);
+            let (before, came) = (due(), Instant::now());
+            registry.reread_models(&ModelName::new(model), |_| false).await;
+            assert_eq!(came.elapsed(), Duration::ZERO, "{model} waited");
+            began += usize::from(due() != before);
+        }
+        began
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn b5_names_that_were_not_asked_for_lately_have_a_few_readings_at_once() {
+        let one = registry(1);
+        // B5.16
+        assert_eq!(readings(&one, ["a", "a", "a", "a"]).await, 2);
+        assert_eq!(readings(&one, ["b", "a", "b", "c", "d", "e"]).await, 2);
+        for _ in 0..10 {
+            tokio::time::advance(PAUSE).await;
+            // Repeated names take no reading from new ones.
+            assert_eq!(readings(&one, ["a", "b", "a", "b"]).await, 0);
+            assert_eq!(readings(&one, ["new", "a"]).await, 1);
+            one.reread.lock().as_mut().unwrap().known.remove(&name_hash(b"new", 0));
+        }
+        tokio::time::advance(KNOWN_FOR).await;
+        // B5.16
+        assert_eq!(readings(&one, ["a", "b", "c", "d", "e", "a"]).await, 4);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn b5_a_large_fleet_is_read_less_often() {
+        for (workers, expected) in [(99, 4), (100, 2), (300, 1)] {
+            let all = registry(workers);
+            // B5.16
+            assert_eq!(readings(&all, ["a", "b", "c", "d", "e"]).await, expected, "{workers}");
+        }
     }
 }
