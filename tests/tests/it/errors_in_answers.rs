@@ -165,7 +165,10 @@ async fn i6_an_error_event_of_a_named_stream_has_the_engine_s_code_and_the_next_
     let message = event("message_start", r#","message":{}"#);
     let failed = event("error", r#","error":{"type":"out_of_blocks","message":"none is left"}"#);
     for (path, events) in [("/v1/responses", begins + &error), ("/v1/messages", message + &failed)] {
-        let only = engine(stream(&events, false)).await;
+        // The client has the head before the error comes.
+        let (head, wait) = (Act::Send(stream_head()), Act::Pause(Duration::from_millis(500)));
+        let body = Act::Send([chunk(events.as_bytes()), chunk(b"")].concat());
+        let only = engine(vec![head, wait, body]).await;
         let cluster = gateway(&[&only]).await;
         let (_, text) = told(&ask(&cluster, path, true).await);
         let last = text.rsplit("data: ").next().unwrap();

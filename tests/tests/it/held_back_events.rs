@@ -125,6 +125,29 @@ async fn i3_a_stream_whose_first_event_is_held_back_ends_at_the_longest_pause_an
 }
 
 #[tokio::test]
+async fn i1_an_error_behind_an_event_that_is_held_back_has_its_own_status() {
+    let error = value!({"type": "error", "error": {"message": "not now", "code": 503}});
+    for (path, first, _) in STREAMS {
+        let name = if path.ends_with("completions") { "" } else { "event: error\n" };
+        let error = format!("{name}data: {error}\n\n");
+        let mut statuses = Vec::new();
+        for begin in [first, ""] {
+            let answer = [stream_head(), chunk(format!("{begin}{error}").as_bytes()), chunk(b"")].concat();
+            let engine = RawEngine::serving(move |_| vec![Act::Send(answer.clone())]).await.unwrap();
+            let cluster = gateway(&[("openai", &engine)], Duration::from_secs(20)).await;
+            let key = if path == "/v1/responses" { "input" } else { "messages" };
+            let mut body = value!({"model": "tiny", "max_tokens": 9, "stream": true, "store": false});
+            body[key] = value!([{"role": "user", "content": "hello"}]);
+            let reply = cluster.client.post(path, &[], body.to_string()).await.unwrap();
+            statuses.push((reply.status.as_u16(), reply.code(), engine.requests().len()));
+        }
+        // I1.5, I3.17
+        assert_eq!(statuses[0], statuses[1], "{path}");
+        assert_ne!(statuses[0].0, 200, "{path}");
+    }
+}
+
+#[tokio::test]
 async fn i3_a_stuck_worker_is_not_waited_for_after_an_event_that_is_held_back() {
     // It counts as working, as far as its figures say.
     let running = "vllm:num_requests_running 1\nvllm:num_requests_waiting 0\n";

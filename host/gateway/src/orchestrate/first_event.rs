@@ -8,7 +8,9 @@ use super::{Drive, next_event::Head, refusals::Refusals};
 use crate::{
     budget::Share,
     openai::{
+        background::is_in_background,
         endpoint::{Endpoint, Format},
+        request::Request,
         seen,
         sse::{self, Seen},
     },
@@ -31,14 +33,24 @@ impl Drive {
         }
         let first_event = sse::first_event(begin).filter(|_| !passes_bytes);
         let has_event = first_event.is_some();
-        let endpoint = self.request.endpoint;
         let whole = first_event.filter(|event| event.ends_with(b"\n"));
-        if let Some(Err(error)) = whole.map(|event| look_at_first(endpoint, event)) {
-            return Head::Over(self.answer_failed(error));
-        }
+        let seen = match whole.map(|event| look_at_first(self.request.endpoint, event)).transpose() {
+            Ok(seen) => seen,
+            Err(error) => return Head::Over(self.answer_failed(error)),
+        };
+        let waits = whole.zip(seen).is_some_and(|(event, seen)| may_wait(&self.request, event, &seen, true));
+        // What comes with an event that is held back decides.
+        let beginning = waits.then(|| Beginning::of(&self.request, sse::whole_events(begin)));
+        let has_output = beginning.as_ref().is_some_and(|beginning| beginning.has_output);
+        let has_nothing = beginning.as_ref().map_or(!has_event, |beginning| !beginning.has_answer);
+        let mut failure = beginning.and_then(|beginning| beginning.outcome.err());
         // Comments before it do not count.
-        if !has_event && let Some(error) = head.body_mut().failed_at_once() {
-            return Head::Over(self.answer_failed(error.into()));
+        if failure.is_none() && has_nothing {
+            failure = head.body_mut().failed_at_once().map(CallError::from);
+        }
+        if let Some(error) = failure {
+            let began = has_output || error.began();
+            return Head::Over(self.note_failed_leg(self.answering(), error, began));
         }
         self.accepted(self.legs.answering());
         // Other workers, which failed before, do not matter any more.
@@ -84,7 +96,7 @@ impl Drive {
 ///
 /// # Errors
 /// The error that the event is. A chat or completion that ends with it has no choice.
-pub(super) fn look_at_first(endpoint: Endpoint, event: &[u8]) -> Result<Seen, CallError> {
+fn look_at_first(endpoint: Endpoint, event: &[u8]) -> Result<Seen, CallError> {
     let format = endpoint.format();
     let mut seen = seen::event(format, event);
     // The name may stand behind the data.
@@ -94,16 +106,82 @@ pub(super) fn look_at_first(endpoint: Endpoint, event: &[u8]) -> Result<Seen, Ca
     error.or_else(|| is_empty.then(without_choices)).map_or(Ok(seen), Err)
 }
 
+/// What the first events of a stream say.
+pub(super) struct Beginning {
+    /// Whether there is an event with data.
+    pub(super) has_events: bool,
+    /// Whether an event has more than what is held back.
+    pub(super) has_answer: bool,
+    /// Whether an event came that engines send with their first output.
+    pub(super) has_output: bool,
+    /// The error that one of them is, or bytes that are not an event.
+    pub(super) outcome: Result<(), CallError>,
+}
+
+impl Beginning {
+    /// Looks at complete events, up to the first one that has a part of the answer.
+    pub(super) fn of(request: &Request, events: &[u8]) -> Self {
+        let mut beginning = Self { has_events: false, has_answer: false, has_output: false, outcome: Ok(()) };
+        let mut earlier: Option<Seen> = None;
+        for event in first_events(events) {
+            let seen = match look_at_whole(request.endpoint, event) {
+                Ok(seen) => seen,
+                // A prompt may be all that was to be computed: its usage says so.
+                Err(_)
+                    if sse::is_done(event) && earlier.as_ref().is_some_and(|seen| seen.usage.is_some()) =>
+                {
+                    beginning.has_answer = true;
+                    break;
+                }
+                Err(error) => {
+                    beginning.outcome = Err(error);
+                    break;
+                }
+            };
+            beginning.has_output |= comes_with_output(request.endpoint, event);
+            beginning.has_answer = !may_wait(request, event, &seen, earlier.is_none());
+            (beginning.has_events, earlier) = (true, Some(seen));
+            if beginning.has_answer {
+                break;
+            }
+        }
+        beginning
+    }
+}
+
+/// Returns whether an event at the beginning waits for the next one. A response in the background goes on
+/// without its client, who needs the id.
+fn may_wait(request: &Request, event: &[u8], seen: &Seen, is_first: bool) -> bool {
+    match request.endpoint {
+        Endpoint::ChatCompletions => is_first && has_only_role(seen),
+        Endpoint::Responses | Endpoint::Messages => {
+            seen::is_announcement(event) && !is_in_background(request)
+        }
+        _ => false,
+    }
+}
+
+/// Whether engines send an event, which is not an error, only with their first output. So they do with the
+/// role of a chat and the beginning of a message. They announce a response before they generate anything.
+fn comes_with_output(endpoint: Endpoint, event: &[u8]) -> bool {
+    endpoint != Endpoint::Responses || !seen::is_announcement(event)
+}
+
+/// Whether an event of a chat has neither a token nor the end of the answer.
+fn has_only_role(seen: &Seen) -> bool {
+    !(seen.token || seen.finish || seen.done)
+}
+
 /// Looks at one of the first events, which is complete.
 ///
 /// # Errors
 /// Those of [`look_at_first`], or it is not an event.
-pub(super) fn look_at_whole(endpoint: Endpoint, event: &[u8]) -> Result<Seen, CallError> {
+fn look_at_whole(endpoint: Endpoint, event: &[u8]) -> Result<Seen, CallError> {
     if is_garbage(event) { Err(not_an_event()) } else { look_at_first(endpoint, event) }
 }
 
 /// The first ones of complete events by which a stream is judged: with data, or bytes that are not an event.
-pub(super) fn first_events(events: &[u8]) -> impl Iterator<Item = &[u8]> {
+fn first_events(events: &[u8]) -> impl Iterator<Item = &[u8]> {
     let all = sse::events(events).filter_map(|place| events.get(place));
     all.filter(|event| is_garbage(event) || sse::has_data(event))
 }

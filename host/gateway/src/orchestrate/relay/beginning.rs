@@ -1,16 +1,7 @@
 //! The first events of a stream: until the client has one, another worker may still answer the request.
 
 use super::{MAX_CHUNK, Relay};
-use crate::{
-    openai::{
-        background::is_in_background,
-        request::Endpoint,
-        seen,
-        sse::{self, Seen},
-    },
-    orchestrate::first_event::{first_events, look_at_whole},
-    upstream::CallError,
-};
+use crate::{orchestrate::first_event::Beginning, upstream::CallError};
 
 impl Relay {
     /// Whether the client reads a stream of which no event arrived: it has the head, and comments at most.
@@ -29,30 +20,13 @@ impl Relay {
         if self.begun {
             return Ok(true);
         }
-        let mut earlier: Option<Seen> = None;
-        let mut has_answer = false;
-        for event in first_events(events) {
-            let seen = match look_at_whole(self.drive.request.endpoint, event) {
-                // A prompt may be all that was to be computed: its usage says so.
-                Err(_)
-                    if sse::is_done(event) && earlier.as_ref().is_some_and(|seen| seen.usage.is_some()) =>
-                {
-                    has_answer = true;
-                    break;
-                }
-                seen => seen?,
-            };
-            self.has_output |= comes_with_output(self.drive.request.endpoint, event);
-            has_answer = !self.may_wait(event, &seen, earlier.is_none());
-            earlier = Some(seen);
-            if has_answer {
-                break;
-            }
-        }
-        if earlier.is_none() {
+        let beginning = Beginning::of(&self.drive.request, events);
+        self.has_output |= beginning.has_output;
+        beginning.outcome?;
+        if !beginning.has_events {
             return Ok(true);
         }
-        if !has_answer && events.len() <= MAX_CHUNK {
+        if !beginning.has_answer && events.len() <= MAX_CHUNK {
             if self.waiting == 0 {
                 self.commented_at = self.read_at;
             }
@@ -66,28 +40,4 @@ impl Relay {
         }
         Ok(true)
     }
-
-    /// Returns whether an event at the beginning waits for the next one. A response in the background goes on
-    /// without its client, who needs the id.
-    fn may_wait(&self, event: &[u8], seen: &Seen, is_first: bool) -> bool {
-        let request = &self.drive.request;
-        match request.endpoint {
-            Endpoint::ChatCompletions => is_first && has_only_role(seen),
-            Endpoint::Responses | Endpoint::Messages => {
-                seen::is_announcement(event) && !is_in_background(request)
-            }
-            _ => false,
-        }
-    }
-}
-
-/// Whether engines send an event, which is not an error, only with their first output. So they do with the
-/// role of a chat and the beginning of a message. They announce a response before they generate anything.
-fn comes_with_output(endpoint: Endpoint, event: &[u8]) -> bool {
-    endpoint != Endpoint::Responses || !seen::is_announcement(event)
-}
-
-/// Whether an event of a chat has neither a token nor the end of the answer.
-fn has_only_role(seen: &Seen) -> bool {
-    !(seen.token || seen.finish || seen.done)
 }
