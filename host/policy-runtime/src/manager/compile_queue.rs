@@ -3,8 +3,9 @@
 //! A slot has one compile of a small and one of a large file at a time, and large files leave one thread to
 //! small ones: a file that takes long holds up its own slot at most, and a policy of a few kilobytes does not
 //! wait behind one of many megabytes. Slots without a model are first: their files do not wait for those of
-//! hundreds of models. Built-in policies are the exception: their code is compiled once for
-//! all slots, and the other jobs that need such code wait for that, each on its thread.
+//! hundreds of models. Models take turns: one with many files does not hold back the others. Built-in
+//! policies are the exception: their code is compiled once for all slots, and the other jobs that need such
+//! code wait for that, each on its thread.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -15,6 +16,7 @@ use std::{
 
 use parking_lot::{Condvar, Mutex};
 use pointsman_routing::{Digest, Origin};
+use pointsman_workers::ModelName;
 use tokio::{sync::mpsc, time::Instant};
 
 use crate::{
@@ -107,6 +109,10 @@ struct Shared {
 struct Jobs {
     waiting: VecDeque<Queued>,
     running: Vec<Running>,
+    /// For each model, the number of its job that was taken last, while jobs wait.
+    turns: HashMap<ModelName, u64>,
+    /// Number of jobs that were taken.
+    taken: u64,
     /// Number of the next ticket.
     next: u64,
     closed: bool,
@@ -114,8 +120,8 @@ struct Jobs {
 
 struct Queued {
     job: CompileJob,
-    /// Whether its slot is that of one model.
-    is_of_model: bool,
+    /// The model of its slot, if it is that of one model.
+    model: Option<ModelName>,
     number: u64,
     cancel: Cancel,
 }
@@ -239,12 +245,12 @@ impl CompileQueue {
         Ok(queue)
     }
 
-    /// Queues a job. `is_of_model`: its slot is that of one model.
-    pub(super) fn submit(&self, job: CompileJob, is_of_model: bool) -> Ticket {
+    /// Queues a job of the slot of a model, or of one without a model.
+    pub(super) fn submit(&self, job: CompileJob, model: Option<ModelName>) -> Ticket {
         let mut jobs = self.0.jobs.lock();
         let (number, cancel) = (jobs.next, Cancel::default());
         jobs.next += 1;
-        jobs.waiting.push_back(Queued { job, is_of_model, number, cancel: cancel.clone() });
+        jobs.waiting.push_back(Queued { job, model, number, cancel: cancel.clone() });
         self.0.changed.notify_all();
         Ticket { number, cancel }
     }
@@ -301,8 +307,8 @@ impl Shared {
 
 impl Jobs {
     /// Takes the first job whose slot has none of its kind running, and that leaves a thread to small files;
-    /// those of slots without a model before all others. A cancelled job does not count as running: it ends
-    /// soon.
+    /// those of slots without a model before all others, and then those of the model that had no turn for the
+    /// longest time. A cancelled job does not count as running: it ends soon.
     fn take(&mut self) -> Option<Queued> {
         let large = self.running.iter().filter(|running| running.is_large).count();
         let may_run = |queued: &Queued| {
@@ -311,8 +317,17 @@ impl Jobs {
             same.all(|one| one.cancel.is_cancelled()) && (!is_large || large + 1 < THREADS)
         };
         let ready = self.waiting.iter().enumerate().filter(|(_, queued)| may_run(queued));
-        let (place, _) = ready.min_by_key(|(_, queued)| queued.is_of_model)?;
+        let turn = |(_, queued): &(usize, &Queued)| {
+            queued.model.as_ref().map(|model| self.turns.get(model).copied().unwrap_or(0))
+        };
+        let (place, _) = ready.min_by_key(turn)?;
         let queued = self.waiting.remove(place)?;
+        self.taken += 1;
+        if self.waiting.is_empty() {
+            self.turns.clear();
+        } else if let Some(model) = queued.model.clone() {
+            self.turns.insert(model, self.taken);
+        }
         self.running.push(Running {
             number: queued.number,
             slot: queued.job.slot(),
@@ -324,51 +339,4 @@ impl Jobs {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn queued(number: u64, access: &Access, size: usize) -> Queued {
-        let job = CompileJob {
-            digest: Digest([0; 32]),
-            bytes: vec![0; size].into(),
-            code: Digest([0; 32]),
-            is_built_in: true,
-            settings: String::new(),
-            settings_for: None,
-            origin: Origin::Embedded,
-            access: access.clone(),
-        };
-        Queued { job, is_of_model: true, number, cancel: Cancel::default() }
-    }
-
-    #[test]
-    fn a_slot_has_one_compile_of_each_kind_at_a_time_and_large_files_leave_a_thread() {
-        let slots: Vec<Access> = (0..4).map(|_| Access::default()).collect();
-        let mut jobs = Jobs::default();
-        let large = MAX_SMALL_BYTES + 1;
-        let order = [(0, large), (0, 1), (0, 1), (1, large), (2, large), (3, 1)];
-        for (number, (slot, size)) in (0..).zip(order) {
-            jobs.waiting.push_back(queued(number, &slots[slot], size));
-        }
-        let mut taken = Vec::new();
-        while let Some(queued) = jobs.take() {
-            taken.push(queued.number);
-        }
-        // Not 2, whose slot is busy, and not 4, the third large one.
-        assert_eq!(taken, [0, 1, 3, 5]);
-        jobs.running.iter().for_each(|running| running.cancel.cancel());
-        assert_eq!(jobs.take().map(|queued| queued.number), Some(2), "its slot's other one was cancelled");
-    }
-
-    #[test]
-    fn n7_files_of_slots_without_a_model_are_first() {
-        let slots: Vec<Access> = (0..5).map(|_| Access::default()).collect();
-        let mut jobs = Jobs::default();
-        for (number, of) in (0..).zip([0, 1, 2, 3, 2, 4]) {
-            jobs.waiting.push_back(Queued { is_of_model: of < 2, ..queued(number, &slots[of], 1) });
-        }
-        let taken: Vec<u64> = std::iter::from_fn(|| jobs.take()).map(|queued| queued.number).collect();
-        // N7.29: 4 is the second one of its slot
-        assert_eq!(taken, [2, 3, 5, 0, 1]);
-    }
-}
+mod tests;

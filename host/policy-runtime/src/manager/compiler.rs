@@ -9,6 +9,7 @@ use std::{
 };
 
 use pointsman_routing::{Digest, Policy as _};
+use pointsman_workers::ModelName;
 
 use super::compile_queue::{CompileJob, CompileQueue, CompileResult, Compiled, Finished, PolicyKey, Ticket};
 use crate::{
@@ -34,8 +35,8 @@ pub(super) struct Compiler {
     asked: Vec<PolicyKey>,
     /// Time spent on loading since then.
     took: Duration,
-    /// Whether the slot of the lane that is built is that of one model.
-    is_of_model: bool,
+    /// The model of the slot whose lane is built.
+    model: Option<ModelName>,
 }
 
 /// Why a policy is not loaded.
@@ -58,7 +59,7 @@ impl Compiler {
             finished: HashMap::new(),
             asked: Vec::new(),
             took: Duration::ZERO,
-            is_of_model: false,
+            model: None,
         }
     }
 
@@ -114,9 +115,9 @@ impl Compiler {
         self.loaded.retain(|_, policy| policy.is_loaded());
     }
 
-    /// Starts the build of one lane. `is_of_model`: its slot is that of one model.
-    pub(super) fn begin(&mut self, is_of_model: bool) {
-        (self.took, self.is_of_model) = (Duration::ZERO, is_of_model);
+    /// Starts the build of one lane of the slot of a model, or of one without a model.
+    pub(super) fn begin(&mut self, model: Option<ModelName>) {
+        (self.took, self.model) = (Duration::ZERO, model);
         self.asked.clear();
     }
 
@@ -144,7 +145,7 @@ impl Compiler {
         let CompileResult { policy, took } = match (self.finished.remove(&key), &self.queue) {
             (Some(result), _) => result,
             (None, Some(queue)) => {
-                let ticket = queue.submit(job, self.is_of_model);
+                let ticket = queue.submit(job, self.model.clone());
                 self.pending.insert(key, ticket);
                 return Err(NotLoaded::Pending);
             }

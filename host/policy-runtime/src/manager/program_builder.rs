@@ -278,7 +278,7 @@ impl ProgramBuilder {
         spec: &LaneSpec,
         access: &Access,
     ) -> Result<Program, BuildError> {
-        self.compiler.begin(model.is_some());
+        self.compiler.begin(model);
         let (of_slot, access) = (access, &access.granting(&spec.grants));
         let filters = plan.filters.iter().map(|part| self.load_as(part, access, World::Filter, "filters"));
         let mut filters = gather_parts(filters);
