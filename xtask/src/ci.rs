@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use crate::{book, fleet, setup, sh, spec, structure};
+use crate::{book, fleet, lock_files, setup, sh, spec, structure};
 
 /// How to install the programs that check the repository if they are installed.
 const INSTALL_DENY: &str = "cargo-deny is not installed (cargo install --locked cargo-deny)";
@@ -12,7 +12,7 @@ const INSTALL_TYPOS: &str = "typos is not installed (cargo install --locked typo
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Run only the checks that compile no part of the gateway: format, module rules with the width of
-    /// comments, clauses, book.
+    /// comments, clauses, lock files, book.
     #[arg(long)]
     quick: bool,
 }
@@ -22,9 +22,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     sh::run(sh::cargo().args(["fmt", "--all", "--check"]))?;
     structure::check()?;
     spec::run(&spec::Args { short: true })?;
-    let no_book = book::run_if_installed()?;
+    let mut unchecked = lock_files::check()?;
+    unchecked.extend(book::run_if_installed()?);
     if args.quick {
-        no_book.iter().for_each(|line| sh::status(line));
+        unchecked.iter().for_each(|line| sh::status(line));
         return Ok(());
     }
     setup::run()?;
@@ -39,7 +40,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     doc.args(["doc", "--workspace", "--no-deps", "--locked", "--quiet"]).env("RUSTDOCFLAGS", "-D warnings");
     sh::run(&mut doc)?;
     let mut skipped = optional()?;
-    skipped.extend(no_book);
+    skipped.extend(unchecked);
     sh::run(&mut fuzz_targets())?;
     sh::run(&mut models())?;
     tests()?;

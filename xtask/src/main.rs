@@ -26,6 +26,7 @@ mod e2e_nats;
 mod fleet;
 mod lab_fidelity;
 mod lab_suite;
+mod lock_files;
 mod nats;
 mod nightly;
 mod page;
