@@ -49,7 +49,9 @@ pub use policy::{
 };
 pub use query::{AgentProgram, CandidateId, Committed, Pairing, Query, RoutingRequest};
 pub use receipt::{Decider, Receipt, RefusedDecision, ShadowResult};
-pub use router::{OverrideDecision, ReservedPlace, RouteError, RoutePreview, Routed, Router, no_worker_text};
+pub use router::{
+    OverrideDecision, ReservedPlace, RouteError, RoutePreview, Routed, Router, holder_text, no_worker_text,
+};
 pub use shared_state::{ChangeRefused, SharedContent, SharedState, Stamp, StateChange};
 pub use short_list::MIN_ROWS;
 pub use slot::{

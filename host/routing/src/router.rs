@@ -33,7 +33,7 @@ mod shadow;
 
 pub use answer::{RouteError, RoutePreview, Routed};
 pub use decode_override::OverrideDecision;
-pub use no_worker::no_worker_text;
+pub use no_worker::{holder_text, no_worker_text};
 pub use reserve::ReservedPlace;
 
 /// Routes legs.

@@ -122,6 +122,7 @@ mod reload;
 mod replicas;
 mod request_heads;
 mod reserved;
+mod response_holders;
 mod resumed_responses;
 mod reused_connections;
 mod route_preview;

@@ -11,7 +11,7 @@ use pointsman_tests::{
 };
 use serde_json::{Value, json};
 
-const RESPONSES: &str = "/v1/responses";
+pub(crate) const RESPONSES: &str = "/v1/responses";
 
 async fn cluster(workers: usize, change: impl FnOnce(&mut Config)) -> TestCluster {
     let builder = TestClusterBuilder::new().config(change);
@@ -19,7 +19,7 @@ async fn cluster(workers: usize, change: impl FnOnce(&mut Config)) -> TestCluste
     builder.start().await.unwrap()
 }
 
-fn turn(previous: Option<&str>, stream: bool) -> String {
+pub(crate) fn turn(previous: Option<&str>, stream: bool) -> String {
     let mut body = json!({ "model": "tiny", "input": "hello", "max_output_tokens": 2, "stream": stream });
     if let Some(previous) = previous {
         body["previous_response_id"] = previous.into();
@@ -27,18 +27,18 @@ fn turn(previous: Option<&str>, stream: bool) -> String {
     body.to_string()
 }
 
-fn id_of(reply: &Reply) -> String {
+pub(crate) fn id_of(reply: &Reply) -> String {
     assert_eq!(reply.status, 200, "{reply:?}");
     reply.json().unwrap()["id"].as_str().unwrap().to_owned()
 }
 
 /// Makes a response and returns its id.
-async fn first(client: &Client) -> String {
+pub(crate) async fn first(client: &Client) -> String {
     id_of(&client.post(RESPONSES, &[], turn(None, false)).await.unwrap())
 }
 
 /// The engine that stored a response, by its place.
-async fn place_of(cluster: &TestCluster, id: &str) -> usize {
+pub(crate) async fn place_of(cluster: &TestCluster, id: &str) -> usize {
     for (place, sim) in cluster.sims.iter().enumerate() {
         let reply = Client::new(sim.addr()).get(&format!("{RESPONSES}/{id}")).await.unwrap();
         if reply.status == 200 {

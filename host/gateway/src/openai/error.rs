@@ -7,7 +7,6 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{HeaderValue, StatusCode};
 use pointsman_routing::ShedReason;
-use pointsman_workers::{Leg, WorkerId};
 
 use crate::{
     openai::rate_limit::Exceeded,
@@ -215,9 +214,10 @@ pub(crate) enum ApiError {
     /// The prefill ran, and no decode worker can continue the request.
     #[error("the prefill ran, and no decode worker can take its result: {0}; send the request again")]
     HandoffLost(String),
-    /// The worker that the request pins a leg to failed so, and no other one may take the leg.
-    #[error("{0}; the request pins its {1} leg to worker {2}, so no other one was tried")]
-    Pinned(Box<Self>, Leg, WorkerId),
+    /// The only worker that may take a leg failed so, or has too much to do. The text says why no other one
+    /// may take it.
+    #[error("{0}; {1}, so no other one was tried")]
+    Pinned(Box<Self>, String),
     /// The engine of a stream failed, and the rest of the answer could not be generated elsewhere.
     #[error(
         "{cause}; {delivered} output tokens were delivered, and no other worker could generate the rest: {why}"

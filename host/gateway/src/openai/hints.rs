@@ -94,7 +94,7 @@ pub(crate) struct Hints {
     pub query_only: bool,
     /// A probe of one worker [A1]: runs there alone, whatever its role.
     pub probe: bool,
-    /// Whether the request continues a response that the worker of `backend` stored.
+    /// Whether the request continues what the worker of `backend` has: a stored response, or a session.
     pub continues: bool,
     /// Key of the session that the request continues and an engine keeps.
     pub engine_session: Option<u64>,
@@ -262,9 +262,15 @@ impl Hints {
         Ok(Self { warning: nvext::warning(headers, body, &ext.annotations, hints.has_lone_rank()), ..hints })
     }
 
-    /// Returns whether the request names a worker that is to run it.
+    /// Returns whether the client names a worker that is to run the request.
     pub(crate) fn names_worker(&self) -> bool {
-        self.probe || self.prefill.or(self.decode).or(self.backend).is_some()
+        let backend = self.backend.filter(|_| !self.continues);
+        self.probe || self.prefill.or(self.decode).or(backend).is_some()
+    }
+
+    /// Returns the worker that has what the request continues, which the gateway found.
+    pub(crate) fn holder(&self) -> Option<WorkerId> {
+        self.backend.filter(|_| self.continues)
     }
 
     /// Returns whether a rank is given without the worker that has it.

@@ -48,6 +48,12 @@ pub(super) fn has_workers_without(
     settings: &Settings,
     without: &[WorkerId],
 ) -> bool {
+    let holder = request.hints.holder().and_then(|holder| snapshot.get(holder));
+    if let Some(reason) = holder.and_then(|holder| holder.ineligible_although_draining())
+        && reason.is_down()
+    {
+        return false;
+    }
     let needs_pair = settings.split(&request.model, snapshot).enforce_disagg;
     model_has_workers(&request.model, request.endpoint, needs_pair, snapshot, without)
 }

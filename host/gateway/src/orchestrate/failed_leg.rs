@@ -120,8 +120,7 @@ impl Drive {
         if is_poison {
             cause = ApiError::Poison { cause: cause.to_string(), left: self.state.settings.quarantine };
         }
-        let Some((worker, _)) = self.request.hints.pinned(leg) else { return cause };
-        cause.of_pinned(leg, worker)
+        cause.of_pinned(&self.request.hints, leg)
     }
 
     /// Counts a failed leg, and tells its worker. A leg that the gateway aborted has not failed, however its

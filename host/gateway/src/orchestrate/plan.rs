@@ -7,7 +7,7 @@ use pointsman_orchestration::{
     pair_that_is_up,
 };
 use pointsman_routing::{
-    CandidateId, Pairing, Plan, Purpose, Query, RoutingRequest, SlotKind, no_worker_text,
+    CandidateId, Pairing, Plan, Purpose, Query, RoutingRequest, SlotKind, holder_text, no_worker_text,
 };
 use pointsman_workers::{Candidate, Engine, Leg, ModelName, Role, Snapshot, unix_us};
 
@@ -301,7 +301,9 @@ fn unknown_model(state: &State, model: &ModelName, snapshot: &Snapshot) -> ApiEr
 pub(crate) fn why_no_worker(state: &State, request: &Request, snapshot: &Snapshot) -> String {
     let model = &request.model;
     let pool = snapshot.pool(model, Leg::Aggregated);
-    if !snapshot.serves(model) {
+    if let Some(holder) = request.hints.holder().and_then(|holder| snapshot.get(holder)) {
+        holder_text(holder)
+    } else if !snapshot.serves(model) {
         "none is registered for it".to_owned()
     } else if pool.is_empty() || state.settings.split(model, snapshot).enforce_disagg {
         no_pair(model, snapshot)

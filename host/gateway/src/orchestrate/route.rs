@@ -185,12 +185,10 @@ impl Drive {
                 self.leave_queue();
                 let state = &self.state;
                 let (event, paused) = (Attempts::unroutable(leg, &error), error.pause());
+                let is_pressure = error.is_back_pressure();
                 let pressure = || state.queue.pressure(&self.request.model);
                 let cause = ApiError::of_refusal(error, state.settings.busy_status, pressure);
-                let cause = match self.request.hints.pinned(leg).filter(|_| paused.is_some()) {
-                    Some((worker, _)) => cause.of_pinned(leg, worker),
-                    None => cause,
-                };
+                let cause = if is_pressure { cause.of_pinned(&self.request.hints, leg) } else { cause };
                 self.account.not_routed(leg, begun, cause.code());
                 let run = &mut self.runs[leg];
                 run.refusals.note_pause(paused, &cause);
@@ -381,10 +379,13 @@ pub(super) fn parking<'a>(
     account: &Account,
     leg: Leg,
 ) -> Parking<'a> {
+    let pinned = |leg| request.hints.pinned(leg);
+    // A prefill waits for the decode worker that is named (E6.3), and others do not wait behind it.
+    let pinned_decode = (leg == Leg::Prefill).then(|| pinned(Leg::Decode)).flatten();
     let admission_request = AdmissionRequest {
         model: &request.model,
         request: routing_request,
-        pin: request.hints.pinned(leg).map(|(worker, _)| worker),
+        pin: pinned(leg).or(pinned_decode).map(|(worker, _)| worker),
         arrived: account.started(),
         bytes: account.body_bytes(),
     };

@@ -5,7 +5,7 @@ use pointsman_workers::{Candidate, Ineligible, Invariant, Leg, Pause, Pool};
 
 use super::{
     RouteError,
-    no_worker::{self, Phrase, phrase, phrase_of},
+    no_worker::{self, Phrase, holder_text, phrase, phrase_of},
 };
 mod described;
 mod free_partners;
@@ -170,7 +170,11 @@ fn pinned_row(
     let limits = busy.limits_of(query, query.leg);
     let Some((worker, rank)) = query.pin else { return Ok(()) };
     rows.clear();
-    let known = query.snapshot.get(worker).ok_or(RouteError::UnknownWorker(worker))?;
+    let gone = || match query.continues {
+        true => none_left(query, "the worker that had what the request continues has left"),
+        false => RouteError::UnknownWorker(worker),
+    };
+    let known = query.snapshot.get(worker).ok_or_else(gone)?;
     if let Some(rank) = rank.filter(|rank| rank.0 >= known.spec().dp_size) {
         let reason = format!("it has no rank {rank}: its ranks are 0 to {}", known.spec().dp_size - 1);
         return Err(RouteError::NotEligible(worker, reason));
@@ -179,7 +183,7 @@ fn pinned_row(
         let text = format!("worker {worker}, to which the request pins the {} leg, failed it", query.leg);
         return Err(RouteError::NoWorker { leg: query.leg, text });
     }
-    let (mut refused, mut is_busy) = (None, false);
+    let (mut refused, mut is_busy, mut is_down, mut last) = (None, false, false, None);
     for (position, candidate) in (0_u32..).zip(pool) {
         let wanted = candidate.worker_id() == worker && rank.is_none_or(|rank| candidate.rank == rank);
         if wanted {
@@ -194,21 +198,31 @@ fn pinned_row(
                 }
                 Some(Refused::Paused(pause)) => return Err(RouteError::AllPaused { leg: query.leg, pause }),
                 Some(Refused::AtLearnedLimit) => return Err(RouteError::AllBusy(query.leg)),
+                Some(Refused::Failing | Refused::Stuck) if query.continues => last = Some(position),
                 Some(reason) => {
                     is_busy |= matches!(reason, Refused::Busy(_));
+                    is_down |= matches!(reason, Refused::Down(_));
                     refused = Some(reason.phrase().0);
                 }
             }
         }
     }
-    if is_busy && query.is_committed() {
-        return Err(RouteError::AllBusy(query.leg));
+    // The client did not choose the worker of what it continues: it gets what it would get if the model had
+    // this worker only [I12.13].
+    let is_only = query.continues;
+    match (last, refused) {
+        _ if is_busy && (query.is_committed() || is_only) => Err(RouteError::AllBusy(query.leg)),
+        (Some(last), _) => {
+            rows.push(last);
+            Ok(())
+        }
+        _ if is_down && is_only => Err(none_left(query, &holder_text(known))),
+        (None, Some(reason)) => Err(RouteError::NotEligible(worker, format!("it {reason}"))),
+        (None, None) => {
+            let reason = format!("it does not serve the {} leg of this model", query.leg);
+            Err(RouteError::NotEligible(worker, reason))
+        }
     }
-    let reason = match refused {
-        Some(reason) => format!("it {reason}"),
-        None => format!("it does not serve the {} leg of this model", query.leg),
-    };
-    Err(RouteError::NotEligible(worker, reason))
 }
 
 /// Returns the row of the candidate for which local prefill is planned. Its own prompts and those that other
@@ -298,7 +312,7 @@ fn ineligible_with(
             Refused::Paused(Pause { may_be_tried: pause.may_be_tried && is_free(), ..pause })
         }),
         Some(Ineligible::Stuck) => Some(Refused::Stuck),
-        Some(other) => Some(Refused::Other(phrase_of(&candidate.worker, other))),
+        Some(down) => Some(Refused::Down(phrase_of(&candidate.worker, down))),
     }
 }
 
@@ -321,6 +335,8 @@ enum Refused {
     Paused(Pause),
     Failing,
     Stuck,
+    /// It cannot serve any request now.
+    Down(Phrase),
     Other(Phrase),
 }
 
@@ -331,7 +347,7 @@ impl Refused {
             Self::Paused(_) => phrase(Ineligible::Paused),
             Self::Stuck => phrase(Ineligible::Stuck),
             Self::AtLearnedLimit => phrase(Ineligible::AtCapacity),
-            Self::Busy(reason) | Self::Other(reason) => reason,
+            Self::Busy(reason) | Self::Down(reason) | Self::Other(reason) => reason,
         }
     }
 }

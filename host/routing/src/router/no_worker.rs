@@ -34,6 +34,14 @@ pub(super) fn phrase_of(worker: &Worker, reason: Ineligible) -> Phrase {
     }
 }
 
+/// Returns why a worker that is down cannot serve a request which continues what that worker has.
+#[must_use]
+pub fn holder_text(holder: &Worker) -> String {
+    let reason =
+        holder.ineligible_although_draining().map_or(("was not chosen", ""), |why| phrase_of(holder, why));
+    format!("worker {}, which has what the request continues, {}", holder.id(), reason.0)
+}
+
 /// Returns why no worker of `pool` can serve a leg of `model` now, by the workers' own states.
 #[must_use]
 pub fn no_worker_text(model: &ModelName, leg: Leg, pool: &[Candidate]) -> String {

@@ -1,7 +1,8 @@
 use std::sync::Arc;
 
 use pointsman_workers::{
-    BlockHash, DpRank, EngineFacts, Health, Leg, ModelName, Registry, Snapshot, WorkerId, WorkerSpec,
+    BlockHash, DpRank, EngineFacts, Health, Ineligible, Leg, ModelName, Registry, Snapshot, Worker, WorkerId,
+    WorkerSpec,
 };
 use prefix_index::{IndexConfig, PrefixIndex};
 use tokio::sync::mpsc;
@@ -463,6 +464,40 @@ fn f3_a_pin_is_booked_and_a_bad_one_is_refused_with_its_reason() {
     fixture.worker(1).set_draining(true);
     // F3.8, F6.3
     assert_eq!(refused(Leg::Prefill, 1, None), "worker 1 is not eligible for this request: it is draining");
+}
+
+#[test]
+fn i12_the_worker_of_what_a_request_continues_is_one_that_the_client_did_not_choose() {
+    let fixture = fixture(selector(choose(0)));
+    let continuing = |worker| {
+        fixture.route(Leg::Decode, |query| {
+            (query.pin, query.continues) = (Some((WorkerId(worker), None)), true);
+        })
+    };
+    let _running = continuing(3).unwrap();
+    // I12.13: it is busy
+    assert_eq!(continuing(3).unwrap_err(), RouteError::AllBusy(Leg::Decode));
+    let holder = fixture.worker(4);
+    for (change, reason) in [
+        ((|worker| worker.set_asleep(true)) as fn(&Worker) -> bool, "is asleep"),
+        (|worker| worker.set_health(Health::Unknown), "is not ready yet"),
+        (|worker| worker.set_health(Health::Unhealthy), "fails its health checks"),
+    ] {
+        assert!(change(&holder));
+        let text =
+            format!("no worker can serve 'm': worker 4, which has what the request continues, {reason}");
+        // I12.13
+        assert_eq!(continuing(4).unwrap_err(), RouteError::NoWorker { leg: Leg::Decode, text });
+        holder.set_asleep(false);
+        holder.set_health(Health::Healthy);
+    }
+    (0..64).for_each(|_| holder.note_outcome(false));
+    assert_eq!(holder.ineligible(), Some(Ineligible::Failing));
+    // I12.13: the only worker is tried, as another would be
+    assert_eq!(continuing(4).unwrap().receipt.worker, WorkerId(4));
+    let text = "no worker can serve 'm': the worker that had what the request continues has left".to_owned();
+    // I12.13
+    assert_eq!(continuing(99).unwrap_err(), RouteError::NoWorker { leg: Leg::Decode, text });
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::time::Duration;
 use http::StatusCode;
 use pointsman_orchestration::Pressure;
 use pointsman_routing::RouteError;
-use pointsman_workers::{Leg, LogLimit, WorkerId};
+use pointsman_workers::{Leg, LogLimit};
 
 use super::{
     ApiError, RETRY_AFTER, RequestFacts,
@@ -14,7 +14,7 @@ use super::{
     status,
 };
 use crate::{
-    openai::request_error::RequestError,
+    openai::{hints::Hints, request_error::RequestError},
     upstream::{CallError, Looped, whole_seconds},
 };
 
@@ -72,15 +72,19 @@ impl ApiError {
         if is_busy { error.under(pressure) } else { error }
     }
 
-    /// Names the worker that the request pins the leg to, and that failed. An engine's own answer passes
+    /// Names the worker that the leg is pinned to, if it is, and that failed. An engine's own answer passes
     /// unchanged.
-    pub(crate) fn of_pinned(self, leg: Leg, worker: WorkerId) -> Self {
-        match self {
-            Self::BadUpstream(_) | Self::EngineTimeout(_) | Self::Overloaded { .. } => {
-                Self::Pinned(Box::new(self), leg, worker)
+    pub(crate) fn of_pinned(self, hints: &Hints, leg: Leg) -> Self {
+        let is_meant =
+            matches!(self, Self::BadUpstream(_) | Self::EngineTimeout(_) | Self::Overloaded { .. });
+        let Some((worker, _)) = hints.pinned(leg).filter(|_| is_meant) else { return self };
+        let why = match hints.holder() {
+            Some(holder) if holder == worker => {
+                format!("only worker {worker} has what the request continues")
             }
-            other => other,
-        }
+            _ => format!("the request pins its {leg} leg to worker {worker}"),
+        };
+        Self::Pinned(Box::new(self), why)
     }
 
     /// Converts a routing error; `busy_status` is the status when every eligible worker is busy.

@@ -133,7 +133,8 @@ impl<'a> Search<'a> {
         let Some(needed) = needed.filter(|needed| self.pool.shortest_context() < *needed) else { return };
         let may_serve = |candidate: &Candidate| {
             let refused = || self.refused(candidate);
-            !self.was_tried(candidate) && !matches!(refused(), Some(Refused::Stuck | Refused::Other(_)))
+            !self.was_tried(candidate)
+                && !matches!(refused(), Some(Refused::Stuck | Refused::Down(_) | Refused::Other(_)))
         };
         let mut pool = self.pool.iter();
         if pool.any(|candidate| !self.has_less_context(candidate, needed) && may_serve(candidate)) {
@@ -183,7 +184,7 @@ impl<'a> Search<'a> {
             }
             Some(Refused::Failing) => self.saw_failing = true,
             Some(Refused::Stuck) => self.saw_stuck = true,
-            Some(Refused::Other(_)) => {}
+            Some(Refused::Down(_) | Refused::Other(_)) => {}
         }
         false
     }
