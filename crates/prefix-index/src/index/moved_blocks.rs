@@ -23,8 +23,9 @@ pub(super) fn take_moved(events: &mut [KvEvent]) -> Vec<KvEvent> {
                 let is_moved = |hash: &mut u64| removed.get(hash).is_some_and(|from| *from != tier);
                 let hashes: Vec<u64> = stored.hashes.extract_if(.., is_moved).collect();
                 if !hashes.is_empty() {
-                    let group = stored.group;
-                    moved.push(KvEvent::Stored(Stored { hashes, tier, group, ..Stored::default() }));
+                    let (group, block_size) = (stored.group, stored.block_size);
+                    let store = Stored { hashes, tier, group, block_size, ..Stored::default() };
+                    moved.push(KvEvent::Stored(store));
                 }
             }
             _ => {}

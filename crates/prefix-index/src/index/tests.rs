@@ -495,6 +495,41 @@ mod events {
     }
 
     #[test]
+    fn h2_an_offloaded_chunk_without_tokens_is_named_by_its_last_block() {
+        let (index, tokens) = (live(), (0..40).collect::<Vec<u32>>());
+        let chunks = |hashes: &[u64]| {
+            KvEvent::Stored(Stored {
+                hashes: hashes.to_vec(),
+                block_size: 16,
+                tier: Tier::Host,
+                ..Stored::default()
+            })
+        };
+        let other: Vec<u32> = (0..12).chain(90..94).collect();
+        let all: Vec<u64> = (1..=10).collect();
+        apply(&index, vec![stored(None, &all, &tokens, Tier::Device), chunks(&[4, 8])]);
+        apply(&index, vec![stored(Some(3), &[104], &other[12..], Tier::Device), chunks(&[104])]);
+        let gone: Vec<u64> = [104].into_iter().chain(all.iter().rev().copied()).collect();
+        apply(&index, vec![removed(&gone, Tier::Device)]);
+        // H2.8
+        assert_eq!(matched(&index, &tokens), [0, 8, 0]);
+        assert_eq!(matched(&index, &tokens[..28]), [0, 4, 0]);
+        assert_eq!(matched(&index, &other), [0, 4, 0]);
+        apply(&index, vec![removed(&[8], Tier::Host), removed(&[104], Tier::Host)]);
+        // H2.8: a block that two chunks share leaves with the last one
+        assert_eq!((matched(&index, &tokens), matched(&index, &other)), ([0, 4, 0], [0; 3]));
+        apply(&index, vec![removed(&[4], Tier::Host)]);
+        assert_eq!((matched(&index, &tokens), index.stats().bytes), ([0; 3], 0));
+        // H2.8, H6.21: in one batch
+        apply(&index, vec![stored(None, &all, &tokens, Tier::Device)]);
+        apply(&index, vec![removed(&all, Tier::Device), chunks(&[4, 8])]);
+        assert_eq!(matched(&index, &tokens), [0, 8, 0]);
+        // A chunk whose blocks are not known is not placed, and its removal takes nothing from others.
+        apply(&index, vec![chunks(&[70]), removed(&[70], Tier::Host)]);
+        assert_eq!(matched(&index, &tokens), [0, 8, 0]);
+    }
+
+    #[test]
     fn h2_an_offloaded_chunk_counts_as_a_whole_only() {
         let index = index(1 << 20, 120);
         let tokens: Vec<u32> = (0..64).collect();

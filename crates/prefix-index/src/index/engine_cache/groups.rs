@@ -22,7 +22,7 @@ use super::{
         memory::{difference, heap},
         tree::TreeWriter,
     },
-    EngineCache, Parents, StoreEffect,
+    EngineCache, Parents, StoreEffect, tier_index,
 };
 use crate::events::{GroupKind, MAX_BLOCK_SIZE, Stored, Tier};
 
@@ -90,7 +90,7 @@ impl EngineCache {
     pub(in super::super) fn stored(
         &mut self,
         tree: &mut TreeWriter,
-        stored: Stored,
+        mut stored: Stored,
         block_size: usize,
         holders: &mut impl AssignHolders,
     ) -> StoreEffect {
@@ -117,6 +117,10 @@ impl EngineCache {
                     let size = (stored.block_size as usize).min(MAX_BLOCK_SIZE as usize);
                     let whole = size.is_multiple_of(block_size).then_some(size / block_size);
                     holders.at_once(stored.tier, u32::try_from(whole.unwrap_or(1).max(1)).unwrap_or(1));
+                    // Each has a name of its own.
+                    self.chunks[tier_index(stored.tier)] = 1;
+                } else if stored.tier != Tier::Device {
+                    self.name_blocks_of_chunks(&mut stored, block_size, holders);
                 }
                 let told_tokens = stored.told_tokens();
                 let orphans = self.store(tree, stored, block_size, |tier| holders.of_tier(tier));
@@ -148,7 +152,7 @@ impl EngineCache {
                 }
             }
             GroupRole::Followed if self.groups.sides.is_empty() || tier != Tier::Device => {
-                self.remove(tree, hashes, tier);
+                self.remove(tree, &self.removed_blocks(hashes, tier), tier);
             }
             GroupRole::Followed => {
                 self.unlist_all(tree, hashes);
