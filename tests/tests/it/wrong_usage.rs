@@ -233,3 +233,40 @@ async fn m4_a_usage_that_is_taken_back_does_not_stop_the_counter() {
     cluster.at_rest().await.unwrap();
     assert_eq!(cluster.metric(OUTPUT).await.unwrap(), [72.0]);
 }
+
+#[tokio::test]
+async fn l1_the_tokens_of_a_reranking_count_however_its_engine_reports_them() {
+    let answers = [
+        json!({"results": [], "usage": {"prompt_tokens": 600, "total_tokens": 600}}),
+        json!({"results": [], "usage": {"total_tokens": 600}}),
+        json!([{"index": 0, "score": 1.0, "meta_info": {"prompt_tokens": 400}},
+            {"index": 1, "score": 0.5, "meta_info": {"prompt_tokens": 200}}]),
+    ];
+    let texts = answers.map(|answer| answer.to_string());
+    let engine = RawEngine::serving(move |request: &RawRequest| {
+        let body: Value = serde_json::from_str(&request.body).unwrap_or_default();
+        let number: usize = body["query"].as_str().and_then(|query| query.parse().ok()).unwrap_or(0);
+        vec![Act::Send(json(&texts[number]))]
+    })
+    .await
+    .unwrap();
+    let flag = format!("role=aggregated,engine=vllm,url=http://{}", engine.address);
+    let builder = TestClusterBuilder::new().config(|config| {
+        config.server.tenant_header = HEADER.to_owned();
+        config.auth.trusted_proxies = vec!["127.0.0.0/8".to_owned()];
+        config.tenants = toml::from_str("'*' = { input_tokens_per_minute = 1000 }").unwrap();
+        config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+    });
+    let cluster = builder.start().await.unwrap();
+    for query in ["0", "1", "2"] {
+        let body = json!({"model": "tiny", "query": query, "documents": ["a", "b"]}).to_string();
+        let mut statuses = Vec::new();
+        for _ in 0..3 {
+            let reply = cluster.client.post("/v1/rerank", &[(HEADER, query)], body.clone()).await.unwrap();
+            statuses.push(reply.status.as_u16());
+            cluster.at_rest().await.unwrap();
+        }
+        // L1.13
+        assert_eq!(statuses, [200, 200, 429], "{query}");
+    }
+}

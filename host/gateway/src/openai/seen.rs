@@ -49,6 +49,7 @@ struct Counts {
     completion_tokens: Option<u32>,
     input_tokens: Option<u32>,
     output_tokens: Option<u32>,
+    total_tokens: Option<u32>,
     cache_read_input_tokens: Option<u32>,
     cache_creation_input_tokens: Option<u32>,
     prompt_tokens_details: Option<Details>,
@@ -93,7 +94,8 @@ pub(crate) fn of_whole_answer(is_chat: bool, body: &[u8], seen: Seen) -> Seen {
     }
     // Fields of documents and of tool calls may be called `error`, too: only the top level counts.
     let Ok(reported) = serde_json::from_slice::<ReportedFields<'_>>(body) else {
-        return Seen { error: false, failed_end: None, ..seen };
+        let usage = seen.usage.or_else(|| usage_of_items(body));
+        return Seen { error: false, failed_end: None, usage, ..seen };
     };
     // A response with status `failed` is a complete answer, and not an error of the engine.
     let is_error = match reported.object {
@@ -239,6 +241,9 @@ impl Counts {
         let whole_input = |input: u32| cached.into_iter().flatten().fold(input, u32::saturating_add);
         let prompt_tokens = self.prompt_tokens.or(self.input_tokens.map(whole_input));
         let completion_tokens = self.completion_tokens.or(self.output_tokens);
+        // Rerankings of Jina and of older vLLM have the total only.
+        let rest = |total: u32| total.saturating_sub(completion_tokens.unwrap_or(0));
+        let prompt_tokens = prompt_tokens.or(self.total_tokens.map(rest));
         prompt_tokens.or(completion_tokens)?;
         let details = self.prompt_tokens_details.or(self.input_tokens_details).unwrap_or_default();
         Some(Usage {
@@ -247,6 +252,25 @@ impl Counts {
             cached_tokens: self.cache_read_input_tokens.or(details.cached_tokens),
         })
     }
+}
+
+/// An item of a list of answers. SGLang reports the usage of a reranking with each document.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Item {
+    meta_info: Option<Counts>,
+}
+
+/// Returns the usage of a list, if each item has one.
+fn usage_of_items(body: &[u8]) -> Option<Usage> {
+    let items: Vec<Item> = serde_json::from_slice(body).ok()?;
+    let usages: Option<Vec<Usage>> = items.into_iter().map(|item| item.meta_info?.usage()).collect();
+    let add = |sum: Usage, one: Usage| Usage {
+        prompt_tokens: sum.prompt_tokens.saturating_add(one.prompt_tokens),
+        completion_tokens: sum.completion_tokens.or(one.completion_tokens),
+        cached_tokens: sum.cached_tokens.or(one.cached_tokens),
+    };
+    usages?.into_iter().reduce(add)
 }
 
 #[cfg(test)]
@@ -349,5 +373,8 @@ mod tests {
         // I6.9
         assert_eq!((read.prompt_tokens, read.completion_tokens, read.cached_tokens), (7, Some(2), Some(3)));
         assert_eq!(usage(r#"{"type":"duration","seconds":3}"#), None);
+        let read = usage(r#"{"output_tokens":2,"total_tokens":6}"#).unwrap();
+        // L1.13
+        assert_eq!((read.prompt_tokens, read.completion_tokens), (4, Some(2)));
     }
 }
