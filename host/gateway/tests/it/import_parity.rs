@@ -6,9 +6,10 @@
 
 use std::{fs, process::Command};
 
-use pointsman_policy_sdk::testing::{run_decode_override, run_scorer, run_selector};
+use pointsman_policy_sdk::testing::{run_decode_override, run_filter, run_scorer, run_selector};
 use policy_cache_aware::CacheAware;
 use policy_conditional_disagg::ConditionalDisagg;
+use policy_formula::Keep;
 use policy_queue_kv_prefix::QueueKvPrefix;
 use serde_json::Value;
 use toml::Table;
@@ -161,4 +162,57 @@ fn s4_cache_aware_of_both_routers_chooses_the_same_workers() {
             assert!(fits, "{sample}: {table}");
         }
     }
+}
+
+/// A worker: its cached blocks of ten, and its prompt tokens in flight.
+type Affine = (u32, u32);
+
+/// The workers that llm-d's `prefix-cache-affinity-filter` keeps with its defaults (`plugin.go` at 066c20e).
+fn sticky(workers: &[Affine]) -> Vec<usize> {
+    let is_sticky = |(cached, _): &Affine| f64::from(*cached) / 10.0 >= 0.8;
+    let time_ms = |(_, tokens): &Affine| f64::from(*tokens) / 15_928.0 * 1_000.0;
+    let best = |sticky: bool| {
+        workers.iter().filter(|worker| is_sticky(worker) == sticky).map(time_ms).reduce(f64::min)
+    };
+    let (all, kept) = (0..workers.len(), 0..workers.len());
+    match (best(true), best(false)) {
+        (None, _) => all.collect(),
+        (Some(own), Some(other)) if own - other > 18_000.0 => all.collect(),
+        _ => kept.filter(|row| is_sticky(&workers[*row])).collect(),
+    }
+}
+
+#[test]
+fn s4_the_workers_with_a_cached_prompt_are_those_that_llm_d_keeps() {
+    let slots = slots("llm-d-affinity.yaml");
+    let filter = &slots["aggregated"]["filters"][0];
+    assert_eq!(filter["policy"].as_str(), Some("formula"));
+    let (cached, tokens) = ([0, 7, 8, 10], [0, 5_000, 286_000, 287_000, 600_000]);
+    let all: Vec<Affine> = cached.iter().flat_map(|cached| tokens.map(|tokens| (*cached, tokens))).collect();
+    let mut list = Vec::new();
+    for (first, second) in all.iter().flat_map(|first| all.iter().map(move |second| (*first, *second))) {
+        let workers = [first, second, (9, 300_000), (3, 20_000)];
+        for workers in [&workers[..], &workers[..3], &workers[..2], &workers[..1]] {
+            let row = |(cached, tokens): &Affine| -> toml::Value {
+                let facts = [("cached-blocks-device", *cached), ("active-prefill-tokens", *tokens)];
+                toml::Value::Table(
+                    facts.map(|(name, value)| (name.to_owned(), value.into())).into_iter().collect(),
+                )
+            };
+            let kept: Vec<toml::Value> =
+                sticky(workers).into_iter().map(|row| i64::try_from(row).unwrap().into()).collect();
+            let mut case = Table::new();
+            case.insert("name".to_owned(), format!("{workers:?}").into());
+            case.insert("settings".to_owned(), filter["settings"].clone());
+            case.insert("request".to_owned(), one("request-blocks", 10).into());
+            case.insert("rows".to_owned(), workers.iter().map(row).collect::<Vec<_>>().into());
+            case.insert("expect".to_owned(), one("keep", kept).into());
+            list.push(case);
+        }
+    }
+    let kinds: std::collections::BTreeSet<usize> =
+        list.iter().map(|case| case["expect"]["keep"].as_array().unwrap().len()).collect();
+    assert_eq!(kinds.len(), 4, "{kinds:?}");
+    // S4.5
+    run_filter::<Keep>(&cases(list)).unwrap_or_else(|report| panic!("{report}"));
 }

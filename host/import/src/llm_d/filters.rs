@@ -3,6 +3,7 @@
 use super::{
     Import,
     config::{Plugin, count, number},
+    slot::SlotPlan,
 };
 use crate::{
     report::{Kind, Place, plain},
@@ -13,13 +14,8 @@ use crate::{
 const ROLE_LABEL: &str = "llm-d.ai/role";
 
 /// Filters without counterpart, and what to do.
-const MISSING: [(&str, &str); 8] = [
+const MISSING: [(&str, &str); 7] = [
     ("encode-filter", "left out: there is no encode leg; the prefill worker encodes images"),
-    (
-        "prefix-cache-affinity-filter",
-        "left out: the prefix score prefers such workers; builtin = \"cache-aware\" follows a match above a \
-         threshold",
-    ),
     (
         "slo-headroom-tier-filter",
         "left out: builtin = \"predicted-latency\" has predictions, but no SLO tiers",
@@ -38,7 +34,7 @@ const MISSING: [(&str, &str); 8] = [
 ];
 
 /// Filters that become something else.
-const KNOWN: [&str; 8] = [
+const KNOWN: [&str; 9] = [
     "decode-filter",
     "prefill-filter",
     "by-label",
@@ -47,6 +43,7 @@ const KNOWN: [&str; 8] = [
     "utilization-filter",
     "utilization-detector",
     "session-affinity-filter",
+    "prefix-cache-affinity-filter",
 ];
 
 /// Returns whether the type is a filter's.
@@ -56,7 +53,13 @@ pub(super) fn is_filter(kind: &str) -> bool {
 
 impl Import<'_> {
     /// Translates a filter of a profile that becomes the slots `legs`.
-    pub(super) fn filter(&mut self, plugin: &Plugin<'_>, place: Place, legs: &[&str]) -> anyhow::Result<()> {
+    pub(super) fn filter(
+        &mut self,
+        plan: &mut SlotPlan,
+        plugin: &Plugin<'_>,
+        place: Place,
+        legs: &[&str],
+    ) -> anyhow::Result<()> {
         let theirs = format!("filter `{}`", plain(plugin.name));
         let missing = MISSING.iter().find(|(name, _)| *name == plugin.kind);
         let (kind, ours) = match plugin.kind {
@@ -70,6 +73,7 @@ impl Import<'_> {
             }
             "by-label" | "by-label-selector" | "label-selector-filter" => label_filter(plugin),
             "session-affinity-filter" => self.session_affinity(plugin)?,
+            "prefix-cache-affinity-filter" => self.cache_affinity(plan, plugin, place)?,
             "utilization-detector" => self.detector_thresholds(plugin, legs)?,
             _ => self.utilization(plugin, legs)?,
         };

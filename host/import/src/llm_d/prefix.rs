@@ -1,6 +1,10 @@
 //! Where the knowledge of cached prefixes comes from, and how much of a prompt counts.
 
-use super::{Import, config::Plugin, slot::SlotPlan};
+use super::{
+    Import,
+    config::{Config, Plugin},
+    slot::SlotPlan,
+};
 use crate::report::{Kind, Place, plain};
 
 /// llm-d's defaults: tokens and blocks of a prompt that are matched, and tokens in a block.
@@ -44,25 +48,70 @@ impl Import<'_> {
     /// Returns whether the scorer reads the engines' KV events.
     fn is_precise(&self, plugin: &Plugin<'_>) -> bool {
         plugin.kind == "precise-prefix-cache-scorer"
-            || self.producer(plugin).is_some_and(|it| it.kind == PRECISE)
+            || producer(self.config, plugin).is_some_and(|it| it.kind == PRECISE)
     }
 
-    /// The producer that the scorer names, or the one that it has by default.
-    fn producer(&self, plugin: &Plugin<'_>) -> Option<&Plugin<'_>> {
-        match plugin.text("prefixMatchInfoProducerName") {
-            Some(name) => self.config.plugin(name),
-            None => self.config.of_kind(APPROXIMATE),
+    /// Keeps the workers that have most of a prompt cached, while they have not much more to do than others.
+    pub(super) fn cache_affinity(
+        &mut self,
+        plan: &mut SlotPlan,
+        plugin: &Plugin<'_>,
+        place: Place,
+    ) -> anyhow::Result<(Kind, String)> {
+        match producer(self.config, plugin) {
+            Some(producer) if producer.kind == PRECISE => self.precise(producer)?,
+            Some(producer) if producer.kind == APPROXIMATE => self.approximate(producer).map(drop)?,
+            _ => {}
         }
+        let share = plugin.number("affinityThreshold")?.unwrap_or(0.8);
+        let penalty_ms = plugin.number("maxTTFTPenaltyMs")?.unwrap_or(18_000.0);
+        let speed = plugin.number("peakPrefillThroughput")?.unwrap_or(15_928.0);
+        // An earlier version had a limit of tokens instead of a speed.
+        let tokens = plugin.number("maxTokensInFlightPenalty")?;
+        let limit = tokens.unwrap_or(penalty_ms / 1_000.0 * speed).round();
+        let mut without = Vec::new();
+        if plugin.number("explorationProbability")?.is_some_and(|probability| probability > 0.0) {
+            without.push("explorationProbability");
+        }
+        if plugin.text("ttftSource") == Some("latencyPredictor") {
+            without.push("the predictor of ttftSource");
+        }
+        if plugin.text("prefillCalibrationFile").is_some() {
+            without.push("prefillCalibrationFile");
+        }
+        for key in [
+            "prefillCalibrationFingerprint",
+            "prefillCalibrationRequired",
+            "latencyPredictionInfoProducerName",
+            "inFlightLoadProducerName",
+        ] {
+            plugin.param(key);
+        }
+        if share <= 0.0 {
+            return Ok((Kind::Translated, "left out: with a threshold of 0 it keeps all workers".to_owned()));
+        }
+        plan.keep(has_most(share, limit), format!("{}, {place}", plain(plugin.name)));
+        let until = match limit {
+            limit if limit > 0.0 => format!(
+                ", until the best of them has {limit} prompt tokens in flight more than the best other one (llm-d's \
+                 time at its speed); tokens count until the prefill ended"
+            ),
+            _ => String::new(),
+        };
+        let without = match without.as_slice() {
+            [] => String::new(),
+            names => format!("; without {}", names.join(", ")),
+        };
+        let ours = format!(
+            "filter `formula`: workers with {share} of the prompt's blocks cached, if there are some{until}{without}"
+        );
+        Ok((Kind::Approximated, ours))
     }
 
     /// Returns the number of blocks, 0 for all, and what it comes from.
     fn max_blocks(&mut self, plugin: &Plugin<'_>) -> anyhow::Result<(u32, &'static str)> {
         let config = self.config;
-        let named = plugin.text("prefixMatchInfoProducerName");
-        let producer = match named {
-            Some(name) => config.plugin(name),
-            None => config.of_kind(APPROXIMATE),
-        };
+        let producer = producer(config, plugin);
         if plugin.kind == "precise-prefix-cache-scorer" {
             self.precise(plugin)?;
             return Ok((0, "KV events: all blocks"));
@@ -160,4 +209,28 @@ impl Import<'_> {
         }
         Ok(())
     }
+}
+
+/// The producer of prefix matches that a plugin names, or the one that it has by default.
+fn producer<'a>(config: &'a Config<'a>, plugin: &Plugin<'_>) -> Option<&'a Plugin<'a>> {
+    match plugin.text("prefixMatchInfoProducerName") {
+        Some(name) => config.plugin(name),
+        None => config.of_kind(APPROXIMATE).or_else(|| config.of_kind(PRECISE)),
+    }
+}
+
+/// Returns the formula for candidates that have a share of the prompt's blocks cached. It holds for all while
+/// none has, or while the best of them has so many tokens more in flight than the best other one.
+fn has_most(share: f64, limit: f64) -> String {
+    let cached = "cached_blocks_device + cached_blocks_host + cached_blocks_disk";
+    let has = format!("ratio({cached}, request_blocks) >= {share}");
+    let always = format!("max({has}) == 0 || {has}");
+    if limit <= 0.0 {
+        return always;
+    }
+    let (own, other) = (
+        format!("min(if({has}, active_prefill_tokens, 1000000000))"),
+        format!("min(if({has}, 1000000000, active_prefill_tokens))"),
+    );
+    format!("{always} || {own} - {other} > {limit}")
 }

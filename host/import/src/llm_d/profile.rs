@@ -38,7 +38,7 @@ impl Import<'_> {
             } else if scorers::is_scorer(plugin.kind) {
                 self.scorer(&mut plan, plugin, entry, profile)?;
             } else if filters::is_filter(plugin.kind) {
-                self.filter(plugin, entry.place, legs)?;
+                self.filter(&mut plan, plugin, entry.place, legs)?;
             } else {
                 self.other(&mut plan, plugin, entry);
             }

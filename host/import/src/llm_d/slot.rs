@@ -25,6 +25,8 @@ pub(super) struct SlotPlan {
     settings: BTreeMap<&'static str, (f64, String)>,
     /// Further settings: thresholds.
     options: BTreeMap<&'static str, (Value, String)>,
+    /// Conditions of candidates, as formulas, each with its origin in the file.
+    filters: Vec<(String, String)>,
     pub(super) picker: Picker,
     /// Origin of the picker in the file.
     pub(super) picker_source: String,
@@ -52,6 +54,11 @@ impl SlotPlan {
         known.0 == value
     }
 
+    /// Keeps only the candidates for which a formula holds.
+    pub(super) fn keep(&mut self, formula: String, source: String) {
+        self.filters.push((formula, source));
+    }
+
     /// Returns whether a score has a weight.
     pub(super) fn has_scores(&self) -> bool {
         self.settings.values().any(|(weight, _)| *weight > 0.0)
@@ -65,14 +72,22 @@ impl SlotPlan {
     /// Writes the slot. Returns what it runs, for the report.
     pub(super) fn write(&self, draft: &mut Draft, slot: &str, profile: &str) -> &'static str {
         let table = format!("policies.slots.{slot}");
-        let of = format!("profile `{}`", plain(profile));
+        let runs = self.write_ranking(draft, &table, &format!("profile `{}`", plain(profile)));
+        for (formula, source) in &self.filters {
+            draft.element(&format!("{table}.filters"), source).set("policy", "formula", "");
+            let settings = draft.table_of_element(&format!("{table}.filters.settings"));
+            settings.set("keep", formula.as_str(), "");
+        }
+        runs
+    }
+
+    fn write_ranking(&self, draft: &mut Draft, table: &str, of: &str) -> &'static str {
         if self.picker == Picker::Random {
-            draft.set(&table, "native", "random", format!("{of}: {}", self.picker_source));
-            return "random";
+            return self.write_native(draft, table, "random", &format!("{of}: {}", self.picker_source));
         }
         if !self.has_scores() {
             if let Some(source) = &self.latency {
-                draft.set(&table, "builtin", "predicted-latency", format!("{of}: {source}"));
+                draft.set(table, "builtin", "predicted-latency", format!("{of}: {source}"));
                 return "predicted-latency";
             }
             let (native, reason) = if self.lost {
@@ -80,11 +95,10 @@ impl SlotPlan {
             } else {
                 ("random", "without a scorer all are equal")
             };
-            draft.set(&table, "native", native, format!("{of}: {reason}"));
-            return native;
+            return self.write_native(draft, table, native, &format!("{of}: {reason}"));
         }
         let picker = if self.picker == Picker::WeightedRandom { "weighted-random" } else { "min" };
-        draft.set(&table, "picker", picker, format!("{of}: {}", self.picker_source));
+        draft.set(table, "picker", picker, format!("{of}: {}", self.picker_source));
         draft.element(&format!("{table}.scorers"), "").set("policy", SCORER, "");
         let settings = draft.table_of_element(&format!("{table}.scorers.settings"));
         for (score, (weight, source)) in &self.settings {
@@ -97,5 +111,28 @@ impl SlotPlan {
             settings.set(key, value.clone(), source);
         }
         SCORER
+    }
+
+    /// Writes a selector of the host, or the policy like it, which takes filters.
+    fn write_native(
+        &self,
+        draft: &mut Draft,
+        table: &str,
+        native: &'static str,
+        source: &str,
+    ) -> &'static str {
+        match native {
+            _ if self.filters.is_empty() => {
+                draft.set(table, "native", native, source);
+            }
+            "random" => {
+                draft.set(table, "builtin", "formula", format!("{source}; ties are drawn"));
+                draft.set(&format!("{table}.settings"), "cost", "0", "");
+            }
+            _ => {
+                draft.set(table, "builtin", native, source);
+            }
+        }
+        native
     }
 }

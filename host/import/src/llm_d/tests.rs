@@ -1,5 +1,7 @@
 use super::*;
 
+mod affinity;
+
 const HEAD: &str = "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\n";
 
 fn target() -> Target {
