@@ -1,7 +1,10 @@
 //! Finds the `EndpointPickerConfig` in a file: as a document of its own, inline in another one (KServe's
 //! `LLMInferenceService`), or as a text in a `ConfigMap`, in Helm values or in arguments of a container.
 
-use crate::yaml::{self, Node, Value};
+use crate::{
+    report::plain,
+    yaml::{self, Node, Value},
+};
 
 /// Kind of the document.
 const KIND: &str = "EndpointPickerConfig";
@@ -12,7 +15,7 @@ const KIND: &str = "EndpointPickerConfig";
 /// The file is not YAML, or does not have exactly one configuration.
 pub(super) fn find(text: &str) -> Result<Node, String> {
     let documents = yaml::parse(text).map_err(|problem| of_template(text, problem))?;
-    let mut found = Vec::new();
+    let (mut found, preset) = (Vec::new(), documents.iter().find_map(of_kserve));
     for document in documents {
         if is_config(&document) { found.push(document) } else { find_embedded(&document, &mut found)? }
     }
@@ -22,11 +25,11 @@ pub(super) fn find(text: &str) -> Result<Node, String> {
         Some(_) => {
             Err(format!("{count} documents of the kind `{KIND}`: put the one to import in a file of its own"))
         }
-        None => Err(format!(
+        None => Err(preset.unwrap_or_else(|| format!(
             "no document of the kind `{KIND}`: give the endpoint picker's configuration, or a ConfigMap, Helm \
              values or an LLMInferenceService that contain it{}",
             hint(text)
-        )),
+        ))),
     }
 }
 
@@ -57,6 +60,33 @@ fn of_template(text: &str, problem: String) -> String {
         return problem;
     }
     format!("{problem}. This file looks like a template of Helm: give what `helm template` makes of it")
+}
+
+/// Returns what to give instead of KServe's service whose scheduler has its configuration elsewhere.
+fn of_kserve(document: &Node) -> Option<String> {
+    let is_service = document.get("kind").and_then(Node::text) == Some("LLMInferenceService");
+    let spec = document.get("spec").filter(|_| is_service)?;
+    let scheduler = spec.get("router")?.get("scheduler")?;
+    let at = |key: &str, of: &Node| of.get(key).and_then(Node::text).map_or_else(|| "?".to_owned(), plain);
+    let config = scheduler.get("config");
+    if let Some(named) = config.and_then(|config| config.get("ref")) {
+        return Some(format!(
+            "line {}: the `{KIND}` of this LLMInferenceService is in the ConfigMap `{}`, key `{}`: give that ConfigMap \
+             (kubectl get configmap NAME -o yaml)",
+            named.line,
+            at("name", named),
+            at("key", named)
+        ));
+    }
+    let preset = if spec.get("prefill").is_some() { "pd" } else { "optimized-baseline" };
+    config.is_none().then(|| {
+        format!(
+            "line {}: this LLMInferenceService has no `{KIND}`, so its scheduler has the one of KServe's preset: give \
+             that one, whose name ends in `scheduler-eppconfig-{preset}` (kubectl get llminferenceserviceconfig -A -o \
+             yaml)",
+            scheduler.line
+        )
+    })
 }
 
 fn is_config(node: &Node) -> bool {
@@ -141,6 +171,27 @@ mod tests {
         }
         // S2.1
         assert!(find("routerSpec:\n  routingLogic: session\n").unwrap_err().contains("production-stack"));
+    }
+
+    #[test]
+    fn s2_a_service_of_kserve_whose_configuration_is_elsewhere_names_it() {
+        let service = "kind: LLMInferenceService\nspec:\n  router:\n    scheduler:";
+        for (text, expected) in [
+            (format!("{service} {{}}\n"), "ends in `scheduler-eppconfig-optimized-baseline`"),
+            (format!("{service} {{}}\n  prefill: {{ replicas: 1 }}\n"), "ends in `scheduler-eppconfig-pd`"),
+            (
+                format!("{service}\n      config: {{ ref: {{ name: my-epp, key: epp.yaml }} }}\n"),
+                "`my-epp`, key `epp.yaml`",
+            ),
+        ] {
+            let refused = find(&text).unwrap_err();
+            // S2.1
+            assert!(refused.starts_with("line ") && refused.contains(expected), "{refused}");
+        }
+        // S2.1: one that has its own
+        assert!(
+            find(&format!("{service}\n      config:\n        inline:\n{}", indented(CONFIG, 10))).is_ok()
+        );
     }
 
     #[test]
