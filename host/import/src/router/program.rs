@@ -89,12 +89,8 @@ impl Program {
             program.names_router |= is_router(text);
             if in_python && PYTHON_OPTIONS.contains(&text.as_str()) {
                 program.end += 1;
-            } else if is_module(text) && text.ends_with(".launch_server") {
-                program.problem = Some(anyhow!(
-                    "`{}` starts the engines, too: start them with `sglang.launch_server`, and import the arguments of \
-                     `sglang_router.launch_router --worker-urls URL…`",
-                    plain(text)
-                ));
+            } else if let Some(problem) = starts_engines(text, before(words, program.end)) {
+                program.problem = Some(problem);
                 break;
             } else if !(is_program(text) || is_unknown || of_python || is_assignment(text)) {
                 program.problem = Some(unknown(text, rest));
@@ -103,6 +99,29 @@ impl Program {
         }
         program
     }
+}
+
+/// Returns the word before the one that ends at `end`.
+fn before(words: &[String], end: usize) -> Option<&String> {
+    words.get(end.checked_sub(2)?)
+}
+
+/// Returns the error of a word that has a router start the engines, too. `before`: the word before it.
+fn starts_engines(text: &str, before: Option<&String>) -> Option<anyhow::Error> {
+    if is_module(text) && text.ends_with(".launch_server") {
+        return Some(anyhow!(
+            "`{}` starts the engines, too: start them with `sglang.launch_server`, and import the arguments of \
+             `sglang_router.launch_router --worker-urls URL…`",
+            plain(text)
+        ));
+    }
+    let is_smg = before.is_some_and(|program| ["smg", "amg"].contains(&file_name(program)));
+    (text == "serve" && is_smg).then(|| {
+        anyhow!(
+            "`smg serve` starts the engines, too: start them by themselves (`vllm serve`, `sglang.launch_server`), and \
+             import the arguments of `smg launch --worker-urls URL…`"
+        )
+    })
 }
 
 /// Returns the error of a word that is not passed over. `rest`: the words after it.

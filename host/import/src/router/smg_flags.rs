@@ -22,6 +22,7 @@ const STORE: &str = "stored responses are not served (behaviour I6)";
 const RL: &str = "engines are not controlled through the gateway: ask them directly";
 const MESH: &str = "[replicas]: gateways speak over NATS, whose url may be tls://";
 const CONNECTIONS: &str = "engines are called over HTTP/1.1; set upstream.idle_timeout";
+const AUDIT: &str = "changes by the admin API are in the log, with who made them";
 const ALIAS: &str = "a model has the names of its engine (--served-model-name)";
 
 /// Flags with one translation: number of values, kind and translation, names.
@@ -78,7 +79,14 @@ const GROUPS: &[Group] = &[
         Arity::One,
         Approximated,
         CACHE,
-        &["kv-index", "cache-index", "cache-ttl-secs", "cache-match-threshold"],
+        &[
+            "kv-index",
+            "kv-indexer-ttl-secs",
+            "kv-indexer-max-entries",
+            "cache-index",
+            "cache-ttl-secs",
+            "cache-match-threshold",
+        ],
     ),
     (Arity::Many, Approximated, CACHE, &["cache-boundaries"]),
     (Arity::One, Approximated, SESSION, &["sticky-key-idle-secs"]),
@@ -161,6 +169,10 @@ const GROUPS: &[Group] = &[
             "history-memory-retention-secs",
             "postgres-op-timeout-secs",
             "redis-op-timeout-secs",
+            "postgres-pool-max-size",
+            "redis-pool-max-size",
+            "oracle-dsn",
+            "oracle-user",
         ],
     ),
     (Arity::One, Missing, RL, &["rl-control-timeout-secs", "rl-fanout-concurrency"]),
@@ -178,6 +190,22 @@ const GROUPS: &[Group] = &[
     ),
     (Arity::One, Missing, "engines are called over HTTP", &["zmq-engine-count"]),
     (Arity::One, Missing, "heap profiles are not written", &["jemalloc-prof-dir"]),
+    (
+        Arity::One,
+        Approximated,
+        "a worker that leaves drains: its requests end, for up to timeouts.drain",
+        &["drain-settle-secs"],
+    ),
+    (
+        Arity::One,
+        Missing,
+        "bodies are read before a worker is chosen: see server.max_body_bytes",
+        &["stream-request-bodies-over"],
+    ),
+    (Arity::One, Approximated, "set server.threads", &["runtime-worker-threads"]),
+    (Arity::One, Missing, "WebRTC is not served", &["webrtc-bind-addr", "webrtc-stun-server"]),
+    (Arity::One, Missing, "the admin API has no roles of tokens", &["jwt-role-claim"]),
+    (Arity::Switch, Approximated, AUDIT, &["disable-audit-logging"]),
 ];
 
 /// Returns a flag by its name.

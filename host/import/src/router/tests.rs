@@ -524,7 +524,9 @@ fn s3_workers_are_written_as_the_gateway_reads_them() {
 #[test]
 fn s3_the_flags_of_smg_are_known_with_their_values() {
     let line = "smg launch --worker-urls http://a:1 --sticky-sessions --worker-wedge-secs 30 --kv-index chain \
-                --enable-rl --tenant-api-key t:geheim --routing-key-headers x-a x-b --port 30001";
+                --enable-rl --tenant-api-key t:geheim --routing-key-headers x-a x-b --disable-audit-logging \
+                --drain-settle-secs 5 --runtime-worker-threads 8 --webrtc-bind-addr 127.0.0.1 --kv-indexer-ttl-secs 9 \
+                --stream-request-bodies-over 1000 --port 30001";
     let (table, report) = imported(Flavor::Sglang, line);
     // S3.4
     assert!(!report.contains("check its spelling") && !report.contains("geheim"), "{report}");
@@ -629,6 +631,14 @@ fn s3_what_starts_engines_is_refused_with_what_to_import_instead() {
         let told = "`sglang_router.launch_server` starts the engines, too: start them with `sglang.launch_server`, \
                     and import the arguments of `sglang_router.launch_router --worker-urls URL…`";
         assert_eq!(refused.to_string(), told);
+    }
+    for line in ["smg serve --backend vllm --model m --port 8080", "python3 -m smg serve --model m"] {
+        let refused = import(Flavor::Sglang, &words(&line.split(' ').collect::<Vec<_>>())).unwrap_err();
+        // S3.4
+        assert!(
+            refused.to_string().ends_with("import the arguments of `smg launch --worker-urls URL…`"),
+            "{refused}"
+        );
     }
 }
 
