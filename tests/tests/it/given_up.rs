@@ -13,6 +13,7 @@ use serde_json::{Value, json as value};
 use crate::errors_in_answers::{COMPLETIONS, LAST, ask, engine, gateway, good, stream, told};
 
 const CHAT: &str = "/v1/chat/completions";
+const MESSAGES: &str = "/v1/messages";
 const DONE: &str = "data: [DONE]\n\n";
 
 async fn legs(cluster: &TestCluster, outcome: &str) -> f64 {
@@ -252,4 +253,67 @@ async fn i3_only_the_finish_reason_of_a_choice_says_that_the_engine_gave_up() {
         // I3.16
         assert_eq!(told(&ask(&cluster, CHAT, true).await), (200, events));
     }
+}
+
+/// The stream of a message with this text, as vLLM ends it for a reason.
+fn message_events(text: Option<&str>, reason: &str) -> String {
+    let start = value!({ "id": "m", "type": "message", "content": [], "stop_reason": null });
+    let block = value!({ "type": "content_block_start", "index": 0, "content_block": { "type": "text", "text": "" } });
+    let delta = |text| value!({ "type": "content_block_delta", "index": 0, "delta": { "type": "text_delta", "text": text } });
+    let end = value!({ "type": "content_block_stop", "index": 0 });
+    let blocks = text.map(|text| vec![block, delta(text), end]).unwrap_or_default();
+    let reason: Value = serde_json::from_str(reason).unwrap();
+    let usage = value!({ "input_tokens": 3, "output_tokens": 1 });
+    [value!({ "type": "message_start", "message": start })]
+        .into_iter()
+        .chain(blocks)
+        .chain([
+            value!({ "type": "message_delta", "delta": { "stop_reason": reason }, "usage": usage }),
+            value!({ "type": "message_stop" }),
+        ])
+        .map(|event| format!("event: {}\ndata: {event}\n\n", event["type"].as_str().unwrap()))
+        .collect()
+}
+
+#[tokio::test]
+async fn i3_a_message_without_a_stop_reason_was_given_up() {
+    let whole = |text: &str, reason: &str| {
+        format!(
+            r#"{{"id":"m","type":"message","role":"assistant","content":[{{"type":"text","text":"{text}"}}]{reason}}}"#
+        )
+    };
+    let good = whole("good", r#","stop_reason":"end_turn""#);
+    let good_stream = message_events(Some("good"), r#""end_turn""#);
+    for (streams, lost) in [
+        (false, vec![Act::Send(json(&whole("half", "")))]),
+        (false, vec![Act::Send(json(&whole("half", r#","stop_reason":null"#)))]),
+        (true, stream(&message_events(None, "null"), false)),
+        (true, stream(&message_events(None, "null"), true)),
+    ] {
+        let (other, expected) = if streams {
+            (stream(&good_stream, false), &good_stream)
+        } else {
+            (vec![Act::Send(json(&good))], &good)
+        };
+        let engines = [engine(lost).await, engine(other).await];
+        let cluster = gateway(&[&engines[0], &engines[1]]).await;
+        for _ in 0..3 {
+            // I3.16, I3.17
+            assert_eq!(told(&ask(&cluster, MESSAGES, streams).await), (200, expected.clone()));
+        }
+        let asked = u32::try_from(engines[0].requests().len()).unwrap();
+        assert!(asked > 0, "it was asked");
+        cluster.at_rest().await.unwrap();
+        // I3.16
+        let counted = (legs(&cluster, "gave_up").await, legs(&cluster, "ok").await);
+        assert_eq!(counted, (f64::from(asked), 3.0));
+    }
+    // After a token, the client is told.
+    let half = engine(stream(&message_events(Some("half"), "null"), false)).await;
+    let cluster = gateway(&[&half]).await;
+    let (status, text) = told(&ask(&cluster, MESSAGES, true).await);
+    // I3.16, I1.2
+    assert!(status == 200 && text.contains("the finish reason `abort`"), "{status} {text}");
+    assert!(text.contains("event: error") && !text.contains("message_stop"), "{text}");
+    cluster.at_rest().await.unwrap();
 }

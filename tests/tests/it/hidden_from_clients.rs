@@ -76,7 +76,10 @@ fn answers() -> Vec<(&'static str, Value)> {
     vec![
         (CHAT, json!({ "id": "x", "choices": [choice] })),
         ("/v1/completions", json!({ "id": "x", "choices": [choice] })),
-        ("/v1/messages", json!({ "id": "m", "type": "message", "content": [], "usage": usage })),
+        (
+            "/v1/messages",
+            json!({ "id": "m", "type": "message", "content": [], "stop_reason": "end_turn", "usage": usage }),
+        ),
         (
             "/v1/responses",
             json!({ "id": "resp_1", "object": "response", "status": "completed", "output": [] }),
@@ -157,7 +160,10 @@ async fn a5_what_the_model_or_the_client_wrote_stays() {
     let usage = json!({ "input_tokens": 1, "output_tokens": 1 });
     for kind in ["vllm", "trtllm", "openai"] {
         for (path, answer) in [
-            ("/v1/messages", json!({ "id": "m", "type": "message", "content": [tool], "usage": usage })),
+            (
+                "/v1/messages",
+                json!({ "id": "m", "type": "message", "content": [tool], "stop_reason": "tool_use", "usage": usage }),
+            ),
             (
                 "/v1/responses",
                 json!({ "id": "resp_1", "object": "response", "status": "completed", "output": [],

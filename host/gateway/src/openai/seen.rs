@@ -13,6 +13,9 @@ use crate::openai::{
     sse::{self, Seen, Usage},
 };
 
+/// Finish reason of a message that its engine gave up. vLLM writes a `stop_reason` of null then.
+const GIVEN_UP: &str = "abort";
+
 /// The parts of a named event's data, and of a whole answer, that matter here.
 #[derive(Default, Deserialize)]
 #[serde(default)]
@@ -27,7 +30,12 @@ struct ReportedFields<'a> {
     #[serde(borrow)]
     message: Option<&'a RawValue>,
     response: Option<Inner>,
-    delta: Option<Delta>,
+    #[serde(borrow)]
+    delta: Option<Delta<'a>>,
+    #[serde(rename = "type")]
+    kind: Option<&'a str>,
+    /// Why a message ended.
+    stop_reason: Option<String>,
 }
 
 #[derive(Default, Deserialize)]
@@ -38,8 +46,14 @@ struct Inner {
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Delta {
-    stop_reason: Option<String>,
+struct Delta<'a> {
+    /// `None` if it is missing, and `null` has a text, too.
+    #[serde(borrow, deserialize_with = "some")]
+    stop_reason: Option<&'a RawValue>,
+}
+
+fn some<'de, D: serde::Deserializer<'de>>(value: D) -> Result<Option<&'de RawValue>, D::Error> {
+    Deserialize::deserialize(value).map(Some)
 }
 
 #[derive(Default, Deserialize)]
@@ -105,6 +119,9 @@ pub(crate) fn of_whole_answer(is_chat: bool, body: &[u8], seen: Seen) -> Seen {
     };
     // So does a finish reason outside of choices.
     let failed_end = seen.failed_end.filter(|_| reported.choices.is_some());
+    // vLLM knows no stop reason of a message that it gave up.
+    let lacks_reason = reported.kind == Some("message") && reported.stop_reason.is_none();
+    let failed_end = failed_end.or(lacks_reason.then_some(GIVEN_UP));
     let usage = reported.usage.and_then(Counts::usage);
     Seen { error: is_error, failed_end, usage, cached_at: None, ..seen }
 }
@@ -200,8 +217,10 @@ fn named(event: &[u8]) -> Seen {
         b"message_start" => Seen { usage: usage(reported()), ..Seen::default() },
         b"message_delta" => {
             let reported = reported();
-            let finish = reported.delta.as_ref().is_some_and(|delta| delta.stop_reason.is_some());
-            Seen { finish, usage: usage(reported), ..Seen::default() }
+            let reason = reported.delta.as_ref().and_then(|delta| delta.stop_reason.map(RawValue::get));
+            let failed_end = reason.filter(|reason| *reason == "null").map(|_| GIVEN_UP);
+            let finish = reason.is_some() && failed_end.is_none();
+            Seen { finish, failed_end, usage: usage(reported), ..Seen::default() }
         }
         b"message_stop" => Seen { done: true, ..Seen::default() },
         b"response.completed" | b"response.incomplete" | b"response.failed" | b"response.cancelled" => {
@@ -289,6 +308,13 @@ mod tests {
         );
         let usage = Usage { prompt_tokens: 7, completion_tokens: Some(3), cached_tokens: None };
         assert_eq!((stop.finish, stop.usage, stop.done), (true, Some(usage), false));
+        let delta =
+            |delta: &str| look(&format!("data: {{\"type\":\"message_delta\",\"delta\":{delta}}}\n\n"));
+        let given_up = delta(r#"{"stop_reason":null}"#);
+        // I3.16
+        assert_eq!((given_up.finish, given_up.failed_end), (false, Some("abort")));
+        // It only counts tokens.
+        assert_eq!(delta("{}"), Seen::default());
         assert!(look("event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n").done);
         let done = look(
             "event: response.completed\ndata: {\"type\":\"response.completed\",\"response\":{\"error\":null,\

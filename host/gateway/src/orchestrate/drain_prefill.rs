@@ -45,7 +45,11 @@ pub(super) async fn drain_prefill(
     }
     let whole = upstream::collect(body, Some(limits), Some(held)).await?;
     let is_generate = endpoint == Endpoint::Generate;
-    let seen = if is_generate { generate::whole(1, &whole) } else { sse::look(&whole) };
+    let seen = match endpoint {
+        Endpoint::Generate => generate::whole(1, &whole),
+        Endpoint::Messages => seen::in_whole_answer(false, &whole),
+        _ => sse::look(&whole),
+    };
     if let Some(error) = error_of(endpoint, &seen, &whole, &whole) {
         return Err(error);
     }
