@@ -129,7 +129,8 @@ impl EngineFacts {
 /// Returns the transport that an engine's connector stands for; `None` for one that is not known.
 fn transport_of(facts: &EngineFacts) -> Option<KvTransport> {
     match facts.connector.as_deref()? {
-        "NixlConnector" => Some(KvTransport::Nixl),
+        // From vLLM 0.26 on, the first is another name of the second.
+        "NixlConnector" | "NixlPullConnector" | "NixlPushConnector" => Some(KvTransport::Nixl),
         "MooncakeConnector" => Some(KvTransport::Mooncake),
         "P2pNcclConnector" => Some(KvTransport::P2pNccl),
         _ => None,
@@ -262,7 +263,13 @@ mod tests {
     fn a_connector_decides_the_transport_unless_it_is_not_known() {
         let named = |name: &str| EngineFacts { connector: Some(name.to_owned()), ..EngineFacts::default() };
         let free = spec("engine=vllm,role=decode");
-        assert_eq!(free.completed(&named("NixlConnector")).unwrap().transport, KvTransport::Nixl);
+        let mooncake = spec("engine=vllm,role=decode,transport=mooncake");
+        for name in ["NixlConnector", "NixlPullConnector", "NixlPushConnector"] {
+            // B5.24
+            assert_eq!(named(name).unknown_connector(), None);
+            assert_eq!(free.completed(&named(name)).unwrap().transport, KvTransport::Nixl);
+            assert!(mooncake.completed(&named(name)).is_err(), "{name}");
+        }
         assert_eq!(free.completed(&named("MooncakeConnector")).unwrap().transport, KvTransport::Mooncake);
         assert_eq!(free.completed(&named("OtherConnector")).unwrap(), free);
         let fixed = spec("engine=vllm,role=decode,transport=nixl");
