@@ -36,8 +36,7 @@ pub struct RouterConfig {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RouterConfigOverride {
-    /// Credit for a block cached on the device; 0 ignores the cache. Older name: `overlap_score_weight`.
-    #[serde(alias = "overlap_score_weight")]
+    /// Credit for a block cached on the device; 0 ignores the cache.
     pub overlap_score_credit: Option<f64>,
     /// Weight of the prefill term.
     pub prefill_load_scale: Option<f64>,
@@ -50,6 +49,9 @@ pub struct RouterConfigOverride {
     pub track_prefill_tokens: Option<bool>,
     /// Credit multiplier for caches shared between workers.
     pub shared_cache_multiplier: Option<f64>,
+    /// Dynamo's former weight of the prefill term; see [`Self::without_weight`].
+    #[serde(skip_serializing)]
+    pub overlap_score_weight: Option<f64>,
 }
 
 impl Default for RouterConfig {
@@ -110,7 +112,21 @@ impl RouterConfigOverride {
         assume_kv_reuse: Some(false),
         track_prefill_tokens: Some(false),
         shared_cache_multiplier: None,
+        overlap_score_weight: None,
     };
+
+    /// Returns the override with the former weight in the fields that took its place: it multiplied the
+    /// prefill term, and 0 ignored the cache, too. It replaces what these fields have, as in Dynamo.
+    #[must_use]
+    pub fn without_weight(mut self) -> Self {
+        if let Some(weight) = self.overlap_score_weight.take() {
+            self.prefill_load_scale = Some(weight);
+            if weight == 0.0 {
+                self.overlap_score_credit = Some(0.0);
+            }
+        }
+        self
+    }
 
     /// Checks that every number is finite and not negative.
     ///
@@ -122,6 +138,7 @@ impl RouterConfigOverride {
             ("prefill_load_scale", self.prefill_load_scale),
             ("temperature", self.temperature),
             ("shared_cache_multiplier", self.shared_cache_multiplier),
+            ("overlap_score_weight", self.overlap_score_weight),
         ];
         for (name, value) in fields {
             if let Some(value) = value.filter(|value| !value.is_finite() || *value < 0.0) {
@@ -145,6 +162,7 @@ mod tests {
             assume_kv_reuse: Some(true),
             track_prefill_tokens: Some(true),
             shared_cache_multiplier: Some(0.7),
+            overlap_score_weight: None,
         };
         let config = RouterConfig::default().with(&client).with(&RouterConfigOverride::DECODE_DEFAULT);
         let expected = RouterConfig {

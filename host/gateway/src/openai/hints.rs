@@ -231,6 +231,7 @@ impl Hints {
         let hashes =
             |block: BlockObjects| block.mm_objects.into_iter().map(|object| object.mm_hash).collect();
         config.check().map_err(|problem| RequestError::new("nvext.router_config_override", &problem))?;
+        let config = config.without_weight();
         let hints = Self {
             backend: instance.or(ext.backend_instance_id).map(WorkerId),
             prefill: prefill.or(ext.prefill_worker_id).map(WorkerId),

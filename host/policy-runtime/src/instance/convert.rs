@@ -97,6 +97,7 @@ macro_rules! disaggregation {
                 assume_kv_reuse: over.assume_kv_reuse,
                 track_prefill_tokens: over.track_prefill_tokens,
                 shared_cache_multiplier: over.shared_cache_multiplier,
+                overlap_score_weight: None,
             }
         }
     };

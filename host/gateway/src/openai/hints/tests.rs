@@ -211,9 +211,18 @@ fn a2_older_names_of_an_override_are_read() {
     let over = r#"{"router_config_override":{"overlap_score_weight":0.5,"router_temperature":0.25}}"#;
     let config = hints(&[], over, HintTrust::Trusted).unwrap().config;
     // A2.7
-    assert_eq!((config.overlap_score_credit, config.temperature), (Some(0.5), Some(0.25)));
-    let both = over.replace("{\"over", "{\"overlap_score_credit\":1,\"over");
-    assert!(hints(&[], &both, HintTrust::Trusted).is_err(), "two names of one value");
+    assert_eq!((config.prefill_load_scale, config.temperature), (Some(0.5), Some(0.25)));
+    assert_eq!((config.overlap_score_credit, config.overlap_score_weight), (None, None));
+    let more = r#"{"overlap_score_credit":0.75,"prefill_load_scale":3,"over"#;
+    let read = |over: &str| hints(&[], over, HintTrust::Trusted).map(|hints| hints.config);
+    let both = read(&over.replace("{\"over", more)).unwrap();
+    // A2.7
+    assert_eq!((both.prefill_load_scale, both.overlap_score_credit), (Some(0.5), Some(0.75)));
+    let none = read(&over.replace("{\"over", more).replace(":0.5", ":0")).unwrap();
+    // A2.7
+    assert_eq!((none.prefill_load_scale, none.overlap_score_credit), (Some(0.0), Some(0.0)));
+    let error = read(&over.replace(":0.5", ":-1")).unwrap_err().to_string();
+    assert!(error.contains("overlap_score_weight -1"), "{error}");
 }
 
 #[test]
