@@ -18,7 +18,7 @@ use std::{collections::VecDeque, sync::Arc};
 
 use bytes::Bytes;
 use http::Response;
-use pointsman_orchestration::{Action, Attempts, Event, Legs, PausableStream};
+use pointsman_orchestration::{Action, Attempts, Event, Legs, PausableStream, SessionHolds};
 use pointsman_routing::{CandidateId, ReservedPlace, RoutingRequest};
 use pointsman_workers::{Candidate, Leg, OpenHandoff, PerLeg, Snapshot, Worker, WorkerId};
 use tokio::time::Instant;
@@ -68,6 +68,7 @@ mod respond;
 mod route;
 mod second_opinion;
 mod send;
+mod session;
 pub(crate) mod stored;
 mod unread_booking;
 mod whole_answer;
@@ -139,6 +140,7 @@ pub(crate) struct Drive {
     stored: bool,
     /// Worker of a local plan.
     planned: Option<CandidateId>,
+    session_holds: SessionHolds,
     /// Where each leg may go if its engine falls asleep.
     others: PerLeg<Option<Arc<asleep::OtherWorkers>>>,
     /// Workers for the rest of a stream that is about to leave its own.
@@ -231,6 +233,7 @@ impl Drive {
             reported: Reported::default(),
             stored: false,
             planned: plan.planned,
+            session_holds: SessionHolds::default(),
             planned_move: None,
             others: PerLeg::default(),
             pausing: None,
@@ -369,7 +372,7 @@ impl Drive {
             self.free(leg);
         }
         self.release_place();
-        self.close_session();
+        self.leave_session();
     }
 }
 

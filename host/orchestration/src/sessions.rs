@@ -2,7 +2,8 @@
 //! to, the worker that stored a response, and the one that got a medium, for a limited time.
 //!
 //! The first successful dispatch of a leg binds it. When the bound worker is no longer eligible, the request
-//! is routed again, and the new dispatch replaces the binding.
+//! is routed again, and the new dispatch replaces the binding. A request holds the legs that it routes: while
+//! it runs, they stay bound, and what it dispatches counts only if they did not change since it was routed.
 //!
 //! Gateways of a fleet may send each other their bindings. The last writer wins: a binding has a [`Stamp`],
 //! and a change with an older one is ignored. They do not send where media are: a client may name many.
@@ -15,6 +16,8 @@ use pointsman_workers::Leg;
 use tokio::time::{Duration, Instant};
 
 mod shared;
+#[cfg(test)]
+mod tests;
 
 use shared::Sharing;
 pub use shared::{CLOSED_FOR, SessionChange, Stamp};
@@ -54,10 +57,56 @@ type Bindings<K = BindingKey> = HashMap<K, Binding>;
 #[derive(Clone, Copy, Debug)]
 struct Binding {
     /// `None` if the session was closed, or the response deleted. Such an entry keeps an older binding of
-    /// another gateway away.
+    /// another gateway away. Also `None` while the first request of a session waits for its worker.
     candidate: Option<CandidateId>,
     until: Instant,
     stamp: Stamp,
+    /// Number of requests that hold it.
+    holders: u32,
+    /// Grows when the session is bound to another worker, and when it is closed.
+    version: u32,
+    /// How often the session was closed.
+    closes: u32,
+}
+
+impl Binding {
+    /// Returns the binding that follows on `known`.
+    fn after(known: Option<Self>, candidate: Option<CandidateId>, until: Instant, stamp: Stamp) -> Self {
+        let Some(known) = known else {
+            return Self { candidate, until, stamp, holders: 0, version: 0, closes: 0 };
+        };
+        let stays = candidate.is_some() && candidate == known.candidate;
+        let version = known.version.wrapping_add((!stays).into());
+        let closes = known.closes.wrapping_add(candidate.is_none().into());
+        Self { candidate, until, stamp, version, closes, ..known }
+    }
+}
+
+/// The legs of its session that a request holds.
+#[derive(Debug, Default)]
+pub struct SessionHolds {
+    aggregated: Option<Held>,
+    prefill: Option<Held>,
+    decode: Option<Held>,
+}
+
+/// A leg that a request holds.
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    /// The version that it had when the request routed it last.
+    version: u32,
+    /// How often the session was closed when the request routed it first.
+    closes: u32,
+}
+
+impl SessionHolds {
+    fn of(&mut self, leg: Leg) -> &mut Option<Held> {
+        match leg {
+            Leg::Aggregated => &mut self.aggregated,
+            Leg::Prefill => &mut self.prefill,
+            Leg::Decode => &mut self.decode,
+        }
+    }
 }
 
 impl Sessions {
@@ -67,9 +116,80 @@ impl Sessions {
         self.find(BindingKey::Session(session, leg))
     }
 
-    /// Binds a session's leg, or extends its binding, for `ttl` from now.
-    pub fn bind(&self, session: u64, leg: Leg, candidate: CandidateId, ttl: Duration) {
-        self.put(BindingKey::Session(session, leg), Some(candidate), ttl);
+    /// Holds a session's leg for a request that is about to route it, also again. It does not expire until
+    /// [`Self::release`], or until `end`.
+    pub fn hold(&self, session: u64, leg: Leg, holds: &mut SessionHolds, end: Instant) {
+        let (now, key) = (Instant::now(), BindingKey::Session(session, leg));
+        let mut bound = self.sessions.lock();
+        let unbound = || Binding::after(None, None, end, Stamp::default());
+        let binding = bound.entry(key).or_insert_with(unbound);
+        if binding.until <= now {
+            (binding.candidate, binding.version) = (None, binding.version.wrapping_add(1));
+        }
+        binding.until = binding.until.max(end);
+        let held = holds.of(leg);
+        binding.holders += u32::from(held.is_none());
+        let closes = held.map_or(binding.closes, |held| held.closes);
+        *held = Some(Held { version: binding.version, closes });
+        limit(&mut bound, now);
+    }
+
+    /// Binds a session's leg that a request holds to the worker of its dispatch, until `end`. A leg that
+    /// another request bound since this one was routed stays bound, and a session that was closed stays so.
+    pub fn bind(
+        &self,
+        session: u64,
+        leg: Leg,
+        holds: &mut SessionHolds,
+        candidate: CandidateId,
+        end: Instant,
+    ) {
+        let key = BindingKey::Session(session, leg);
+        let mut bound = self.sessions.lock();
+        let mut has = |leg: Leg, changed: fn(&Binding, Held) -> bool| {
+            let known = || bound.get(&BindingKey::Session(session, leg));
+            holds.of(leg).is_some_and(|held| known().is_some_and(|known| changed(known, held)))
+        };
+        let was_closed = LEGS.into_iter().any(|leg| has(leg, |known, held| known.closes != held.closes));
+        let is_bound_since = has(leg, |known, held| known.version != held.version);
+        let stays = bound.get(&key).is_some_and(|known| known.candidate == Some(candidate));
+        if was_closed || is_bound_since && !stays {
+            return;
+        }
+        let ttl = end.saturating_duration_since(Instant::now());
+        let change = self.set(&mut bound, key, Some(candidate), ttl);
+        drop(bound);
+        self.tell(change);
+    }
+
+    /// Releases the legs that a request holds. Those that no other one holds expire after `ttl`.
+    pub fn release(&self, session: u64, holds: &mut SessionHolds, ttl: Duration) {
+        for leg in LEGS {
+            if holds.of(leg).take().is_some() {
+                self.release_leg(BindingKey::Session(session, leg), ttl);
+            }
+        }
+    }
+
+    fn release_leg(&self, key: BindingKey, ttl: Duration) {
+        let mut bound = self.sessions.lock();
+        let Some(binding) = bound.get_mut(&key) else { return };
+        binding.holders = binding.holders.saturating_sub(1);
+        if binding.holders > 0 {
+            return;
+        }
+        let Some(candidate) = binding.candidate else {
+            // Only the end of a session has a stamp.
+            if binding.stamp == Stamp::default() {
+                bound.remove(&key);
+            } else {
+                binding.until = Instant::now() + shared::CLOSED_FOR;
+            }
+            return;
+        };
+        let change = self.set(&mut bound, key, Some(candidate), ttl);
+        drop(bound);
+        self.tell(change);
     }
 
     /// Ends a session's bindings.
@@ -102,13 +222,14 @@ impl Sessions {
     /// Notes that a worker got media for a leg.
     pub fn holds(&self, media: &[u64], leg: Leg, candidate: CandidateId) {
         let now = Instant::now();
-        let binding = Binding { candidate: Some(candidate), until: now + MEDIA_TTL, stamp: Stamp::default() };
+        let binding = Binding::after(None, Some(candidate), now + MEDIA_TTL, Stamp::default());
         let mut bound = self.media.lock();
         bound.extend(media.iter().map(|medium| ((*medium, leg), binding)));
         limit(&mut bound, now);
     }
 
-    /// Number of bindings of sessions. An expired one counts until it is evicted or replaced.
+    /// Number of bindings of sessions. An expired one counts until it is evicted or replaced, and so does one
+    /// that is only held.
     #[must_use]
     pub fn bindings(&self) -> usize {
         self.sessions.lock().len()
@@ -127,23 +248,45 @@ impl Sessions {
 
     /// Replaces a binding, and sends it to the other gateways.
     fn put(&self, key: BindingKey, candidate: Option<CandidateId>, ttl: Duration) {
+        let change = self.set(&mut self.table(key).lock(), key, candidate, ttl);
+        self.tell(change);
+    }
+
+    fn set(
+        &self,
+        bound: &mut Bindings,
+        key: BindingKey,
+        candidate: Option<CandidateId>,
+        ttl: Duration,
+    ) -> SessionChange {
         let now = Instant::now();
-        let mut bound = self.table(key).lock();
-        let known = bound.get(&key).map(|binding| binding.stamp);
-        let stamp = self.sharing.as_ref().map(|sharing| sharing.stamp(known)).unwrap_or_default();
-        bound.insert(key, Binding { candidate, until: now + ttl, stamp });
-        limit(&mut bound, now);
-        drop(bound);
+        let known = bound.get(&key).copied();
+        let stamp = self.sharing.as_ref().map(|sharing| sharing.stamp(known.map(|known| known.stamp)));
+        let stamp = stamp.unwrap_or_default();
+        bound.insert(key, Binding::after(known, candidate, now + ttl, stamp));
+        limit(bound, now);
+        SessionChange { key, candidate, ttl, stamp }
+    }
+
+    fn tell(&self, change: SessionChange) {
         if let Some(sharing) = &self.sharing {
-            sharing.queue_change(SessionChange { key, candidate, ttl, stamp });
+            sharing.queue_change(change);
         }
     }
 
     fn end(&self, key: BindingKey) {
         if self.sharing.is_some() {
-            self.put(key, None, shared::CLOSED_FOR);
-        } else {
-            self.table(key).lock().remove(&key);
+            return self.put(key, None, shared::CLOSED_FOR);
+        }
+        let mut bound = self.table(key).lock();
+        match bound.get_mut(&key) {
+            // Those that hold it must see that it was closed.
+            Some(known) if known.holders > 0 => {
+                *known = Binding::after(Some(*known), None, known.until, known.stamp);
+            }
+            _ => {
+                bound.remove(&key);
+            }
         }
     }
 }
@@ -160,101 +303,5 @@ fn limit<K>(bound: &mut Bindings<K>, now: Instant) {
         let (_, quarter, _) = ends.select_nth_unstable(MAX_BINDINGS / 4);
         let from = (*quarter).max(now);
         bound.retain(|_, binding| binding.until > from);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use pointsman_workers::{DpRank, WorkerId};
-
-    use super::*;
-
-    #[tokio::test(start_paused = true)]
-    async fn f8_a_binding_is_per_leg_and_ends() {
-        let (sessions, ttl) = (Sessions::default(), Duration::from_secs(300));
-        let here = (WorkerId(1), DpRank(0));
-        sessions.bind(7, Leg::Prefill, here, ttl);
-        // F8.2
-        assert_eq!((sessions.get(7, Leg::Prefill), sessions.get(7, Leg::Decode)), (Some(here), None));
-        tokio::time::advance(ttl / 2).await;
-        sessions.bind(7, Leg::Prefill, here, ttl);
-        tokio::time::advance(ttl / 2).await;
-        assert_eq!(sessions.get(7, Leg::Prefill), Some(here));
-        tokio::time::advance(ttl).await;
-        // F8.4
-        assert_eq!(sessions.get(7, Leg::Prefill), None);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn f8_bindings_are_bounded_and_those_that_expire_first_are_evicted() {
-        let (sessions, here) = (Sessions::default(), (WorkerId(1), DpRank(0)));
-        sessions.stored(7, here);
-        for session in 0..=MAX_BINDINGS as u64 {
-            sessions.bind(session, Leg::Decode, here, Duration::from_millis(1_000 + session));
-        }
-        let left = sessions.bindings();
-        assert!((MAX_BINDINGS / 2..=MAX_BINDINGS).contains(&left), "{left}");
-        assert_eq!(
-            (sessions.get(0, Leg::Decode), sessions.get(MAX_BINDINGS as u64, Leg::Decode)),
-            (None, Some(here))
-        );
-        // I12.4: responses have a limit of their own.
-        assert_eq!(sessions.storing(7), Some(here));
-        for response in 0..=MAX_BINDINGS as u64 {
-            if response % 1_000 == 0 {
-                tokio::time::advance(Duration::from_millis(1)).await;
-            }
-            sessions.stored(response, here);
-        }
-        let left = sessions.responses.lock().len();
-        // I12.4
-        assert!((MAX_BINDINGS / 2..=MAX_BINDINGS).contains(&left), "{left}");
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn i12_the_worker_of_a_response_is_known_for_a_day_or_until_it_is_deleted() {
-        let (sessions, here) = (Sessions::default(), (WorkerId(1), DpRank(0)));
-        sessions.stored(7, here);
-        sessions.stored(8, here);
-        sessions.deleted(8);
-        assert_eq!((sessions.storing(7), sessions.storing(8)), (Some(here), None));
-        // A session of the same hash is another matter.
-        assert_eq!(sessions.get(7, Leg::Aggregated), None);
-        tokio::time::advance(RESPONSE_TTL).await;
-        // I12.4
-        assert_eq!(sessions.storing(7), None);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn i12_many_media_make_no_gateway_forget_a_response() {
-        let ((sessions, told), here) = (Sessions::shared(10), (WorkerId(1), DpRank(0)));
-        sessions.stored(7, here);
-        for request in 0..=MAX_BINDINGS as u64 / 64 {
-            tokio::time::advance(Duration::from_millis(1)).await;
-            let media: Vec<u64> = (0..64).map(|place| request * 64 + place).collect();
-            sessions.holds(&media, Leg::Decode, here);
-        }
-        let left = sessions.media.lock().len();
-        // I12.11
-        assert!((MAX_BINDINGS / 2..=MAX_BINDINGS).contains(&left), "{left}");
-        let last = MAX_BINDINGS as u64;
-        assert_eq!(
-            [(0, Leg::Decode), (last, Leg::Prefill), (last, Leg::Decode)]
-                .map(|(medium, leg)| sessions.holding(medium, leg)),
-            [None, None, Some(here)]
-        );
-        // I12.4: responses have a limit of their own. Q6.5: others are told of the response only.
-        assert_eq!((sessions.storing(7), told.try_iter().count(), sessions.untold()), (Some(here), 1, 0));
-        tokio::time::advance(MEDIA_TTL).await;
-        // I12.11
-        assert_eq!((sessions.holding(last, Leg::Decode), sessions.storing(7)), (None, Some(here)));
-    }
-
-    #[tokio::test]
-    async fn f8_a_closed_session_has_no_binding() {
-        let sessions = Sessions::default();
-        sessions.bind(7, Leg::Decode, (WorkerId(1), DpRank(0)), Duration::from_secs(300));
-        sessions.close(7);
-        assert_eq!(sessions.get(7, Leg::Decode), None);
     }
 }

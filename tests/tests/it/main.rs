@@ -129,6 +129,7 @@ mod route_preview;
 mod scale_from_zero;
 mod secrets;
 mod serving;
+mod sessions;
 mod sleeping_engines;
 mod slots;
 mod slow_readers;

@@ -28,7 +28,8 @@ pub struct Routing {
     pub continuations: u32,
     /// Prefill locally when remote prefill failed for good; ignored with `enforce_disagg`.
     pub local_fallback: bool,
-    /// How long each session stays bound to its workers; 0: only sessions with a session_control are bound.
+    /// How long each session stays bound to its workers after its last request; 0: only sessions with a
+    /// session_control are bound.
     pub session_affinity: Duration,
     /// HTTP status when every eligible worker is busy.
     #[key(default = 529, range = 400..=599, reason = "is not an HTTP error status")]

@@ -10,7 +10,7 @@ use pointsman_routing::{
 use pointsman_workers::{Leg, PerLeg};
 use tokio::time::Instant;
 
-use super::{Drive, id_of, leg_run::LegBooking, plan};
+use super::{Drive, leg_run::LegBooking, plan};
 use crate::{
     connectors::{RequestToken, connector_for, rooms},
     openai::{error::ApiError, generate, request::Request},
@@ -80,6 +80,7 @@ impl Drive {
         if is_planned && place.is_some() && !self.plan_holds() {
             return self.plan_refused(place, begun);
         }
+        self.hold_session(leg);
         let found = self.find(leg, &mut refused);
         // What was found takes the place that was kept for the leg.
         self.others[leg] = None;
@@ -312,30 +313,6 @@ impl Drive {
             lacking: self.second_opinion.lacking(),
             request_id: Some(&self.account.request_id),
             ..question
-        }
-    }
-
-    /// Notes that a worker accepted a leg: it has the prompt (F5), and the session is bound to it (F8). A
-    /// planned worker is one of the decode leg.
-    pub(crate) fn accepted(&mut self, leg: Leg) {
-        self.account.answer_began();
-        self.runs[leg].keep_record();
-        let leg = self.planned_for(leg).map_or(leg, |_| Leg::Decode);
-        self.note_media(leg);
-        let Some(ttl) = self.state.settings.affinity(&self.request.hints) else { return };
-        if let (Some(session), Some(candidate)) = (self.routing_request.session_hash, self.candidate(leg)) {
-            self.state.sessions.bind(session, leg, id_of(candidate), ttl);
-        }
-    }
-
-    /// Ends the session whose last request this was (A2.4, F11.6).
-    pub(super) fn close_session(&self) {
-        let (hints, state) = (&self.request.hints, &self.state);
-        if hints.session_control.is_some_and(|control| control.close) {
-            self.routing_request.session_hash.inspect(|session| state.sessions.close(*session));
-        }
-        if hints.lineage.as_ref().is_some_and(|lineage| lineage.ends) {
-            state.programs.ended(&self.routing_request);
         }
     }
 

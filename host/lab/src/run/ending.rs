@@ -44,6 +44,7 @@ impl Lab<'_> {
         if let Some(held) = flight.held.take() {
             self.strand(held);
         }
+        flight.leave_session(&self.gateways.of(number).sessions, self.fleet.routing.session_affinity);
         let Some(request) = self.trace.requests.get(number) else { return };
         let ended = if flight.failed { flight.cause.unwrap_or(Ended::Failed) } else { Ended::Complete };
         let since = |then: Duration| then - flight.at;

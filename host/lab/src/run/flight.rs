@@ -2,7 +2,7 @@
 
 use std::{collections::VecDeque, pin::Pin, sync::Arc};
 
-use pointsman_orchestration::{Action, Actions, Admission, Attempts, Legs};
+use pointsman_orchestration::{Action, Actions, Admission, Attempts, Legs, SessionHolds, Sessions};
 use pointsman_routing::{CandidateId, Lane, Pairing, Receipt, ReservedPlace, RoutingRequest};
 use pointsman_workers::{Booking, Candidate, Leg, PerLeg};
 use prefix_index::ProvisionalRecord;
@@ -34,6 +34,9 @@ impl Part {
         }
     }
 }
+
+/// Longest time that a request keeps its session bound.
+const LONGEST: Duration = Duration::from_secs(3_600);
 
 /// Number of attempts that tags distinguish.
 const ATTEMPTS: u64 = 16;
@@ -115,6 +118,7 @@ pub(super) struct Flight {
     pub(super) runs: PerLeg<Option<LegRun>>,
     /// The decode candidate for which the decode override chose local prefill.
     pub(super) planned: Option<CandidateId>,
+    session_holds: SessionHolds,
     pub(super) held: Option<Held>,
     /// The place in the queue that is reserved for decode while prefill runs.
     pub(super) place: Option<ReservedPlace>,
@@ -156,6 +160,7 @@ impl Flight {
             attempts: Attempts::seeded(seed),
             runs: PerLeg::default(),
             planned: None,
+            session_holds: SessionHolds::default(),
             held: None,
             place: None,
             waits: 0,
@@ -170,6 +175,40 @@ impl Flight {
             receipts: Vec::with_capacity(2),
             decode_override: None,
         }
+    }
+
+    /// Keeps the session's leg bound while the request runs.
+    pub(super) fn hold_session(&mut self, sessions: &Sessions, leg: Leg, ttl: Duration) {
+        let bound = self.bound_leg(leg);
+        if let Some((session, end)) = self.bindable_session(ttl) {
+            sessions.hold(session, bound, &mut self.session_holds, end);
+        }
+    }
+
+    /// Binds the session to the worker that a leg reached.
+    pub(super) fn bind_session(&mut self, sessions: &Sessions, leg: Leg, ttl: Duration) {
+        let bound = self.bound_leg(leg);
+        if let (Some((session, end)), Some(run)) = (self.bindable_session(ttl), &self.runs[leg]) {
+            let candidate = (run.candidate.worker.id(), RANK);
+            sessions.bind(session, bound, &mut self.session_holds, candidate, end);
+        }
+    }
+
+    /// Begins the session's time without requests.
+    pub(super) fn leave_session(&mut self, sessions: &Sessions, ttl: Duration) {
+        if let Some(session) = self.request.session_hash {
+            sessions.release(session, &mut self.session_holds, ttl);
+        }
+    }
+
+    /// A planned worker is one of the decode leg.
+    fn bound_leg(&self, leg: Leg) -> Leg {
+        self.planned_for(leg).map_or(leg, |_| Leg::Decode)
+    }
+
+    /// Returns the request's session, if sessions are bound, and until when it is while the request runs.
+    fn bindable_session(&self, ttl: Duration) -> Option<(u64, Instant)> {
+        Some((self.request.session_hash?, Instant::now() + ttl.max(LONGEST))).filter(|_| !ttl.is_zero())
     }
 
     /// Returns the candidate of the other leg, if one is chosen.

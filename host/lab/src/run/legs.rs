@@ -131,6 +131,18 @@ impl Lab<'_> {
         }
     }
 
+    /// Begins to route a leg. A new attempt uses nothing of the previous one.
+    fn begin(&mut self, number: usize, leg: Leg) {
+        let Some(flight) = self.flights.get_mut(&number) else { return };
+        flight.hold_session(&self.gateways.of(number).sessions, leg, self.fleet.routing.session_affinity);
+        if flight.attempts.begin(flight.legs.attempt()) {
+            flight.place = None;
+            if let Some(held) = flight.held.take() {
+                self.strand(held);
+            }
+        }
+    }
+
     /// Chooses and books the leg's worker. `place` is the request's place in the queue.
     pub(super) fn route(&mut self, number: usize, leg: Leg, place: Option<Queued>) {
         let Some(flight) = self.flights.get_mut(&number) else { return };
@@ -154,14 +166,7 @@ impl Lab<'_> {
         }
         let drawn = self.rng.random();
         let seed = self.draws.get(&(number, leg)).copied().unwrap_or(drawn);
-        let Some(flight) = self.flights.get_mut(&number) else { return };
-        if flight.attempts.begin(flight.legs.attempt()) {
-            // A new attempt uses nothing of the previous one.
-            flight.place = None;
-            if let Some(held) = flight.held.take() {
-                self.strand(held);
-            }
-        }
+        self.begin(number, leg);
         let pin = self.pinned(number, leg);
         let Some(flight) = self.flights.get(&number) else { return };
         let query = Query {

@@ -166,12 +166,9 @@ impl Lab<'_> {
     }
 
     /// Binds the session to the worker that a leg reached.
-    fn bind(&self, number: usize, leg: Leg) {
-        let ttl = self.fleet.routing.session_affinity;
-        let Some(flight) = self.flights.get(&number).filter(|_| !ttl.is_zero()) else { return };
-        if let (Some(session), Some(run)) = (flight.request.session_hash, &flight.runs[leg]) {
-            let leg = flight.planned_for(leg).map_or(leg, |_| Leg::Decode);
-            self.gateways.of(number).sessions.bind(session, leg, (run.candidate.worker.id(), RANK), ttl);
+    fn bind(&mut self, number: usize, leg: Leg) {
+        if let Some(flight) = self.flights.get_mut(&number) {
+            flight.bind_session(&self.gateways.of(number).sessions, leg, self.fleet.routing.session_affinity);
         }
     }
 

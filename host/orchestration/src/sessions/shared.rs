@@ -102,10 +102,14 @@ impl Sessions {
         let SessionChange { key, candidate, ttl, stamp } = change.bounded();
         let now = Instant::now();
         let mut bound = self.table(key).lock();
-        if bound.get(&key).is_some_and(|known| known.until > now && known.stamp >= stamp) {
+        let known = bound.get(&key).copied();
+        if known.is_some_and(|known| known.until > now && known.stamp >= stamp) {
             return;
         }
-        bound.insert(key, Binding { candidate, until: now + ttl, stamp });
+        // Requests here hold it for longer.
+        let held = known.filter(|known| known.holders > 0).map(|known| known.until);
+        let until = held.map_or(now + ttl, |held| held.max(now + ttl));
+        bound.insert(key, Binding::after(known, candidate, until, stamp));
         limit(&mut bound, now);
     }
 }
@@ -115,7 +119,10 @@ mod tests {
     use pointsman_workers::{DpRank, Leg, WorkerId};
     use proptest::prelude::*;
 
-    use super::*;
+    use super::{
+        super::{SessionHolds, tests::turn},
+        *,
+    };
 
     const TTL: Duration = Duration::from_secs(300);
 
@@ -132,7 +139,7 @@ mod tests {
     #[test]
     fn q6_a_binding_of_another_gateway_holds_here_and_its_end_too() {
         let ((one, queue), (two, _two)) = (gateway(1), gateway(2));
-        one.bind(7, Leg::Decode, (WorkerId(3), DpRank(1)), TTL);
+        turn(&one, 7, Leg::Decode, (WorkerId(3), DpRank(1)), TTL);
         changes(&queue).into_iter().for_each(|change| two.apply(change));
         // Q6.1
         assert_eq!(two.get(7, Leg::Decode), Some((WorkerId(3), DpRank(1))));
@@ -162,6 +169,33 @@ mod tests {
         assert_eq!(two.storing(7), None);
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn q6_a_session_stays_bound_elsewhere_while_a_request_of_it_runs() {
+        let ((one, queue), (two, _two)) = (gateway(1), gateway(2));
+        let tell = || changes(&queue).into_iter().for_each(|change| two.apply(change));
+        let (mut holds, here) = (SessionHolds::default(), (WorkerId(3), DpRank(1)));
+        let end = Instant::now() + 9 * TTL;
+        one.hold(7, Leg::Decode, &mut holds, end);
+        one.bind(7, Leg::Decode, &mut holds, here, end);
+        tell();
+        tokio::time::advance(2 * TTL).await;
+        // Q6.9
+        assert_eq!(two.get(7, Leg::Decode), Some(here));
+        one.release(7, &mut holds, TTL);
+        tell();
+        tokio::time::advance(TTL / 2).await;
+        assert_eq!(two.get(7, Leg::Decode), Some(here));
+        tokio::time::advance(TTL / 2).await;
+        // Q6.9
+        assert_eq!((one.get(7, Leg::Decode), two.get(7, Leg::Decode)), (None, None));
+        // What runs here keeps it against an end elsewhere.
+        two.hold(7, Leg::Decode, &mut holds, Instant::now() + 9 * TTL);
+        turn(&one, 7, Leg::Decode, here, TTL);
+        tell();
+        tokio::time::advance(2 * TTL).await;
+        assert_eq!((one.get(7, Leg::Decode), two.get(7, Leg::Decode)), (None, Some(here)));
+    }
+
     #[test]
     fn q6_a_clock_that_is_ahead_wins_for_seconds_only() {
         let (one, _queue) = gateway(1);
@@ -173,14 +207,18 @@ mod tests {
         assert!(binding.stamp.at_us <= unix_us() + 10_000_000);
         assert!(binding.until <= Instant::now() + MAX_TTL);
         // The binding here is newer than the known one.
-        one.bind(7, Leg::Decode, (WorkerId(2), DpRank(0)), TTL);
+        turn(&one, 7, Leg::Decode, (WorkerId(2), DpRank(0)), TTL);
         assert_eq!(one.get(7, Leg::Decode), Some((WorkerId(2), DpRank(0))));
     }
 
     #[test]
     fn q6_a_full_queue_delays_no_request() {
         let (one, _queue) = Sessions::shared(2);
-        (0..5).for_each(|session| one.bind(session, Leg::Decode, (WorkerId(2), DpRank(0)), TTL));
+        for session in 0..5 {
+            let (mut holds, end) = (SessionHolds::default(), Instant::now() + TTL);
+            one.hold(session, Leg::Decode, &mut holds, end);
+            one.bind(session, Leg::Decode, &mut holds, (WorkerId(2), DpRank(0)), end);
+        }
         // Q6.4
         assert_eq!((one.untold(), one.bindings()), (3, 5));
     }
@@ -197,7 +235,7 @@ mod tests {
                     0 => gateways[which].0.close(session),
                     worker => {
                         let candidate = (WorkerId(worker), DpRank(0));
-                        gateways[which].0.bind(session, Leg::Prefill, candidate, TTL);
+                        turn(&gateways[which].0, session, Leg::Prefill, candidate, TTL);
                     }
                 }
             }
