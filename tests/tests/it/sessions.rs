@@ -1,4 +1,4 @@
-//! Sessions [F8] whose requests take long, or run at the same time.
+//! Sessions [F8] whose requests take long, run at the same time, or come from coding agents.
 
 use std::time::Duration;
 
@@ -98,4 +98,26 @@ async fn f8_a_late_dispatch_neither_replaces_a_binding_nor_begins_a_closed_sessi
     let next = decisions(&cluster.client, &[SESSION], json!({})).await;
     // F8.7
     assert!(next.iter().all(|decision| decision.ends_with("policy")), "{next:?}");
+}
+
+#[tokio::test]
+async fn a3_sessions_of_coding_agents_are_bound() {
+    let cluster = pairs(&instant(Role::Prefill), &instant(Role::Decode))
+        .config(|config| config.routing.session_affinity = Duration::from_secs(60))
+        .start()
+        .await
+        .unwrap();
+    let claude = ("x-claude-code-session-id", "c");
+    for headers in [
+        &[claude][..],
+        &[claude, ("x-claude-code-agent-id", "a")],
+        &[("session-id", "codex")],
+        &[("x-session-id", "opencode"), ("x-parent-session-id", "p")],
+    ] {
+        let first = decisions(&cluster.client, headers, json!({})).await;
+        assert!(first.iter().all(|decision| decision.ends_with("policy")), "{headers:?}: {first:?}");
+        let next = decisions(&cluster.client, headers, json!({})).await;
+        // A3.15
+        assert!(are_bound(&next), "{headers:?}: {next:?}");
+    }
 }

@@ -20,8 +20,8 @@ mod lists;
 mod nvext;
 
 use headers::{
-    INSTANCE, ITL_TARGET, PREFILL_INSTANCE, PREFILL_RANK, PRIORITY, RANK, SESSION, STRICT_PRIORITY,
-    TTFT_TARGET, header, target_ms,
+    INSTANCE, ITL_TARGET, PREFILL_INSTANCE, PREFILL_RANK, PRIORITY, RANK, STRICT_PRIORITY, TTFT_TARGET,
+    header, session, target_ms,
 };
 pub(crate) use lineage::Lineage;
 pub(crate) use nvext::AgentContext;
@@ -215,7 +215,8 @@ impl Hints {
         let prefill: Option<u64> = header(headers, &PREFILL_INSTANCE)?;
         let rank: Option<u32> = header(headers, &RANK)?;
         let prefill_rank = header(headers, &PREFILL_RANK)?.or(ext.prefill_dp_rank);
-        let lineage = Lineage::parse(headers, &ext)?;
+        let session = session(headers)?;
+        let lineage = Lineage::parse(headers, session.clone(), &ext)?;
         let agent_hints = agent_hints(headers, ext.agent_hints)?;
         let mut preferred_taints = ext.routing_constraints.preferred_taints;
         preferred_taints.extend(ext.preferred_taints);
@@ -245,7 +246,7 @@ impl Hints {
             allowed_workers: ext.allowed_worker_ids.map(|ids| ids.into_iter().map(WorkerId).collect()),
             required_taints,
             preferred_taints: preferred_taints.into_iter().collect(),
-            session: header(headers, &SESSION)?.or(controlled).or(ext.session_id),
+            session: session.id.or(controlled).or(ext.session_id),
             ttft_target_ms: target_ms(headers, &TTFT_TARGET)?.or(ext.ttft_target).or(ext.router.ttft_target),
             itl_target_ms: target_ms(headers, &ITL_TARGET)?.or(ext.itl_target).or(ext.router.itl_target),
             config,

@@ -18,8 +18,18 @@ pub(super) static RANK: [HeaderName; 3] =
     [named("x-dp-rank"), named("x-dynamo-dp-rank"), named("x-data-parallel-rank")];
 pub(super) static PREFILL_RANK: [HeaderName; 2] =
     [named("x-prefill-dp-rank"), named("x-dynamo-prefill-dp-rank")];
-pub(super) static SESSION: [HeaderName; 2] = [named("x-session-id"), named("x-dynamo-session-id")];
-pub(super) static PARENT_SESSION: [HeaderName; 1] = [named("x-dynamo-parent-session-id")];
+/// The session and its parent by Dynamo's names.
+static SESSION: [HeaderName; 1] = [named("x-dynamo-session-id")];
+static PARENT_SESSION: [HeaderName; 1] = [named("x-dynamo-parent-session-id")];
+/// Those that OpenCode sends.
+static OPENCODE: [HeaderName; 1] = [named("x-session-id")];
+static OPENCODE_PARENT: [HeaderName; 2] = [named("x-dynamo-parent-session-id"), named("x-parent-session-id")];
+/// Those that Claude Code sends: the user's session, a sub-agent, and the sub-agent that began that one.
+static CLAUDE_CODE: [HeaderName; 1] = [named("x-claude-code-session-id")];
+static CLAUDE_CODE_AGENT: [HeaderName; 1] = [named("x-claude-code-agent-id")];
+static CLAUDE_CODE_PARENT: [HeaderName; 1] = [named("x-claude-code-parent-agent-id")];
+/// The session that Codex sends.
+static CODEX: [HeaderName; 1] = [named("session-id")];
 pub(super) static SESSION_FINAL: [HeaderName; 1] = [named("x-dynamo-session-final")];
 pub(super) static PRIORITY: [HeaderName; 1] = [named("x-dynamo-request-priority")];
 pub(super) static STRICT_PRIORITY: [HeaderName; 1] = [named("x-dynamo-request-strict-priority")];
@@ -29,13 +39,18 @@ pub(super) static ITL_TARGET: [HeaderName; 1] = [named("x-slo-tpot-ms")];
 
 /// Returns whether a request has one of these headers. Few have.
 pub(super) fn are_in(headers: &HeaderMap) -> bool {
-    let all: [&[HeaderName]; 11] = [
+    let all: [&[HeaderName]; 16] = [
         &INSTANCE,
         &PREFILL_INSTANCE,
         &RANK,
         &PREFILL_RANK,
         &SESSION,
-        &PARENT_SESSION,
+        &OPENCODE,
+        &OPENCODE_PARENT,
+        &CLAUDE_CODE,
+        &CLAUDE_CODE_AGENT,
+        &CLAUDE_CODE_PARENT,
+        &CODEX,
         &SESSION_FINAL,
         &PRIORITY,
         &STRICT_PRIORITY,
@@ -43,7 +58,32 @@ pub(super) fn are_in(headers: &HeaderMap) -> bool {
         &ITL_TARGET,
     ];
     let is_one = |name: &HeaderName| all.iter().any(|names| names.contains(name));
-    headers.keys().any(|name| name.as_str().starts_with("x-") && is_one(name))
+    let may_be = |name: &str| name.starts_with("x-") || name.starts_with("session-");
+    headers.keys().any(|name| may_be(name.as_str()) && is_one(name))
+}
+
+/// The session of a request.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Session {
+    pub(super) id: Option<String>,
+    /// The session that began it.
+    pub(super) parent: Option<String>,
+}
+
+/// Returns the session that headers name. Coding agents have names of their own, which Dynamo's replace.
+///
+/// # Errors
+/// [`RequestError`] when a header is too long.
+pub(super) fn session(headers: &HeaderMap) -> Result<Session, RequestError> {
+    let read = |names: &[HeaderName]| header(headers, names);
+    if let id @ Some(_) = read(&SESSION)? {
+        return Ok(Session { id, parent: read(&PARENT_SESSION)? });
+    }
+    let root = read(&CLAUDE_CODE)?;
+    if let id @ Some(_) = read(&CLAUDE_CODE_AGENT)? {
+        return Ok(Session { id, parent: read(&CLAUDE_CODE_PARENT)?.or(root) });
+    }
+    Ok(Session { id: read(&OPENCODE)?.or(root).or(read(&CODEX)?), parent: read(&OPENCODE_PARENT)? })
 }
 
 /// Returns the target that the first of the headers names, milliseconds.

@@ -4,7 +4,7 @@ use http::HeaderMap;
 
 use super::{
     NvExt,
-    headers::{PARENT_SESSION, SESSION, SESSION_FINAL, header},
+    headers::{SESSION_FINAL, Session, header},
     nvext::AgentContext,
 };
 use crate::openai::request_error::RequestError;
@@ -26,13 +26,17 @@ impl Lineage {
     ///
     /// # Errors
     /// [`RequestError`] names the header that does not parse.
-    pub(super) fn parse(headers: &HeaderMap, ext: &NvExt) -> Result<Option<Self>, RequestError> {
+    pub(super) fn parse(
+        headers: &HeaderMap,
+        named: Session,
+        ext: &NvExt,
+    ) -> Result<Option<Self>, RequestError> {
         let AgentContext { session_id, parent_session_id, session_final } = &ext.agent_context;
         let controlled = || ext.session_control.as_ref().map(|control| &control.session_id);
         let in_body = session_id.as_ref().or_else(controlled).or(ext.session_id.as_ref());
-        let parent = header(headers, &PARENT_SESSION)?.or_else(|| parent_session_id.clone());
+        let parent = named.parent.or_else(|| parent_session_id.clone());
         let last: Option<bool> = header(headers, &SESSION_FINAL)?;
-        let session = header(headers, &SESSION)?.or_else(|| in_body.cloned()).or_else(|| parent.clone());
+        let session = named.id.or_else(|| in_body.cloned()).or_else(|| parent.clone());
         let ends = last.or(*session_final).unwrap_or(false);
         Ok(session.map(|session| Self { session, parent, ends }))
     }

@@ -266,6 +266,7 @@ fn f11_the_session_of_a_program_is_named_by_headers_or_the_agent_context() {
     let context = r#"{"session_id":"plain","agent_context":{"session_id":"s","parent_session_id":"p",
         "session_final":true}}"#;
     let (parent, last) = ("x-dynamo-parent-session-id", "x-dynamo-session-final");
+    let (agent, above) = (("x-claude-code-agent-id", "a"), ("x-claude-code-parent-agent-id", "b"));
     for (headers, nvext, expected) in [
         (&[][..], "{}", None),
         (&[], context, owned("s", Some("p"), true)),
@@ -277,6 +278,16 @@ fn f11_the_session_of_a_program_is_named_by_headers_or_the_agent_context() {
         (&[(parent, "g")], "{}", owned("g", Some("g"), false)),
         (&[], r#"{"session_id":"plain"}"#, owned("plain", None, false)),
         (&[], r#"{"session_control":{"session_id":"c"}}"#, owned("c", None, false)),
+        (&[("x-session-id", "o"), ("x-parent-session-id", "g")], "{}", owned("o", Some("g"), false)),
+        (&[("x-claude-code-session-id", "r")], "{}", owned("r", None, false)),
+        (&[("x-claude-code-session-id", "r"), agent], "{}", owned("a", Some("r"), false)),
+        (&[("x-claude-code-session-id", "r"), agent, above], "{}", owned("a", Some("b"), false)),
+        (&[("session-id", "c"), (last, "true")], "{}", owned("c", None, true)),
+        (
+            &[("x-dynamo-session-id", "h"), ("x-claude-code-session-id", "r"), agent],
+            "{}",
+            owned("h", None, false),
+        ),
     ] {
         // F11.1, F11.6
         assert_eq!(read(headers, nvext), expected, "{headers:?} {nvext}");
