@@ -6,7 +6,7 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use json_splice::JsonBody;
 use serde::Deserialize;
 
-use super::QUERY_ONLY;
+use super::{QUERY_ONLY, headers::PRIORITY};
 use crate::openai::{request_error::RequestError, short_text::shortened};
 
 /// Keys of `nvext` that are read.
@@ -129,10 +129,6 @@ pub(super) struct Object {
     pub(super) mm_hash: u64,
 }
 
-/// Warning about the priority that Dynamo also gives to engines.
-const OF_PRIORITY: &str =
-    "nvext.priority orders the gateway's queue only: send `priority` for the engine's scheduler";
-
 /// Refuses a list in the place of an object: it would be read as the object's values in their order.
 ///
 /// # Errors
@@ -155,8 +151,8 @@ const OF_HEADER: &str = "x-vllm-priority is ignored: send `priority` in the body
 const OF_RANK: &str =
     "a rank without a worker is ignored: send x-worker-instance-id or x-prefill-instance-id with it";
 
-/// Returns the warning about keys and annotations of `nvext`, a header, and a rank without a worker, that
-/// lack their effect, for a header; `None`: none does.
+/// Returns the warning about keys and annotations of `nvext`, headers, and a rank without a worker, that lack
+/// their effect, for a header; `None`: none does.
 pub(super) fn warning(
     headers: &HeaderMap,
     body: &JsonBody,
@@ -165,6 +161,7 @@ pub(super) fn warning(
 ) -> Option<HeaderValue> {
     let mut parts = of_nvext(body, annotations).unwrap_or_default();
     parts.extend(lone_rank.then(|| OF_RANK.to_owned()));
+    parts.extend(of_priority(headers, body));
     parts.extend(headers.contains_key(VLLM_PRIORITY).then(|| OF_HEADER.to_owned()));
     if parts.is_empty() { None } else { HeaderValue::try_from(parts.join("; ")).ok() }
 }
@@ -189,9 +186,25 @@ fn of_nvext(body: &JsonBody, annotations: &[String]) -> Option<Vec<String>> {
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };
     let ignored = (!ignored.is_empty())
         .then(|| format!("ignored, not known or not supported: {}{more}", ignored.join(", ")));
-    let is_sent = ext.get("priority").is_some_and(|priority| priority != "null");
-    let priority = is_sent.then(|| OF_PRIORITY.to_owned());
-    Some(ignored.into_iter().chain(priority).collect())
+    Some(ignored.into_iter().collect())
+}
+
+/// Returns the warning about priorities that Dynamo also gives to engines.
+fn of_priority(headers: &HeaderMap, body: &JsonBody) -> Option<String> {
+    let is_sent = |object: &JsonBody| object.get("priority").is_some_and(|priority| priority != "null");
+    let ext = body.object("nvext").and_then(Result::ok);
+    let inner = ext.as_ref().and_then(|ext| ext.object("agent_hints")).and_then(Result::ok);
+    let [header] = &PRIORITY;
+    let sent = [
+        ext.as_ref().is_some_and(is_sent).then_some("nvext.priority"),
+        inner.as_ref().is_some_and(is_sent).then_some("nvext.agent_hints.priority"),
+        headers.contains_key(header).then_some(header.as_str()),
+    ];
+    let sent: Vec<&str> = sent.into_iter().flatten().collect();
+    let (names, verb) = (sent.join(" and "), if sent.len() == 1 { "orders" } else { "order" });
+    let text =
+        || format!("{names} {verb} the gateway's queue only: send `priority` for the engine's scheduler");
+    (!sent.is_empty()).then(text)
 }
 
 /// A key as a header may have it.

@@ -317,9 +317,14 @@ fn a2_dynamo_s_objects_within_nvext_are_read_and_flat_fields_win() {
     assert_eq!(read.agent.parent_session_id.as_deref(), Some("p"));
     // A2.6
     assert_eq!((read.request_timestamp_ms, read.mdc_sum.as_deref()), (Some(1.5), Some("abc")));
-    assert_eq!((read.session, read.warning), (None, None));
+    let told = |read: &Hints| read.warning.as_ref().unwrap().to_str().unwrap().to_owned();
+    // A3.10
+    assert!(told(&read).starts_with("nvext.agent_hints.priority orders the gateway's queue only: send"));
+    assert_eq!(read.session, None);
     let header = hints(&[("x-dynamo-request-priority", "7")], nvext, HintTrust::Trusted).unwrap();
     assert_eq!(header.priority_jump, 7.0);
+    // A3.10
+    assert!(told(&header).starts_with("nvext.agent_hints.priority and x-dynamo-request-priority order the"));
     let flat = r#"{"agent_hints":{"priority":3,"osl":4},"priority_jump":1,"expected_output_tokens":5}"#;
     let flat = hints(&[], flat, HintTrust::Trusted).unwrap();
     assert_eq!((flat.priority_jump, flat.expected_output_tokens), (1.0, Some(5)));
