@@ -19,7 +19,7 @@ mod policies;
 mod status;
 mod summary;
 pub mod text;
-mod worker_name;
+pub mod worker_name;
 mod workers;
 
 pub use answer::{Answer, GatewayError};
@@ -27,7 +27,7 @@ pub use drain::{after_drain, after_undrain};
 pub use explain::sentences;
 pub use gateway::{Gateway, GatewayArgs, query, segment, unreachable};
 pub(crate) use pointsman_cli::{conclude, print};
-pub use status::{digests, quantiles, requests, trials};
+pub use status::{digests, quantiles, requests, trial_rows};
 
 /// How every command ends; the end of the help of each.
 pub const EXIT_CODES: &str = "\

@@ -5,11 +5,12 @@ use std::process::ExitCode;
 use clap::Args;
 
 use crate::{
-    api::{LastFailure, Live, OnlyChoice, Part, Slot, Status, Trial},
+    api::{LastFailure, Live, OnlyChoice, Part, Slot, Status, Trial, Workers},
     block_on,
     gateway::GatewayArgs,
     print,
     text::{Column, NONE, Table, age, ago, bytes, clean, cut, millis, now_ms, percent},
+    worker_name::with_addresses,
 };
 
 /// Refusals that are shown, the newest.
@@ -35,7 +36,12 @@ impl StatusArgs {
         if self.json {
             answer.print_json()?;
         } else {
-            print(&status_text(&status, gateway.url(), now_ms()))?;
+            let mut text = status_text(&status, gateway.url(), now_ms());
+            if text.contains("worker ") {
+                let workers: Workers = block_on(async { Ok(gateway.get("/workers").await?) })?.read()?;
+                text = with_addresses(&text, &workers.workers);
+            }
+            print(&text)?;
         }
         Ok(if status.ready { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
@@ -166,7 +172,6 @@ fn slots(slots: &[Slot]) -> Table {
         Column::Left("STATE"),
         Column::Right("CALLS"),
         Column::Right("FAILED"),
-        Column::Left("TRIALS"),
     ]);
     for slot in slots {
         let policy = match &slot.version {
@@ -182,8 +187,19 @@ fn slots(slots: &[Slot]) -> Table {
             if slot.breaker_open { "breaker open".to_owned() } else { slot.state.clone() },
             slot.calls.to_string(),
             slot.failures.to_string(),
-            trials(slot),
         ]);
+        for (lane, trial, state) in trial_rows(slot) {
+            table.row(vec![
+                lane,
+                String::new(),
+                trial.policy.clone(),
+                trial.generation.to_string(),
+                digests(trial.digest.as_deref(), &trial.parts, usize::MAX),
+                state,
+                trial.calls.to_string(),
+                trial.failures.to_string(),
+            ]);
+        }
     }
     table
 }
@@ -207,16 +223,28 @@ pub fn digests(ranker: Option<&str>, parts: &[Part], columns: usize) -> String {
     if all.is_empty() { NONE.to_owned() } else { all.join("+") }
 }
 
-/// The canary and shadow of a slot in short.
+/// The canary and shadow of a slot: the lane with its share, and its state or how often a shadow agrees.
 #[must_use]
-pub fn trials(slot: &Slot) -> String {
-    let one = |lane: &str, trial: &Option<Trial>| {
-        let trial = trial.as_ref()?;
-        Some(format!("{lane} {}@{} {}", trial.policy, trial.generation, percent(Some(trial.share))))
-    };
-    let trials = [one("canary", &slot.canary), one("shadow", &slot.shadow)];
-    let trials: Vec<String> = trials.into_iter().flatten().collect();
-    if trials.is_empty() { NONE.to_owned() } else { trials.join(", ") }
+pub fn trial_rows(slot: &Slot) -> Vec<(String, &Trial, String)> {
+    let canary = slot.canary.as_ref().map(|trial| ("canary", trial));
+    let shadow = slot.shadow.as_ref().map(|trial| ("shadow", trial));
+    let trials = canary.into_iter().chain(shadow);
+    trials
+        .map(|(lane, trial)| (format!("  {lane} {}", percent(Some(trial.share))), trial, state(trial)))
+        .collect()
+}
+
+fn state(trial: &Trial) -> String {
+    let compared = trial.agree + trial.disagree + trial.failed;
+    if trial.breaker_open {
+        return "breaker open".to_owned();
+    }
+    if compared == 0 {
+        return String::new();
+    }
+    #[expect(clippy::cast_precision_loss, reason = "a share has two digits")]
+    let agrees = trial.agree as f64 / compared as f64;
+    format!("agrees {}", percent(Some(agrees)))
 }
 
 #[cfg(test)]
@@ -270,6 +298,28 @@ mod tests {
         for absent in ["of a removed file", "xxx"] {
             assert!(!text.contains(absent), "{text}");
         }
+    }
+
+    #[test]
+    fn trials_have_rows_of_their_own_with_their_share_and_agreement() {
+        let slot = serde_json::json!({
+            "slot": "prefill", "model": null, "state": "active", "generation": 2, "policy": "first",
+            "version": null, "digest": null, "calls": 336, "failures": 0, "breaker_open": false,
+            "canary": { "generation": 3, "share": 0.2, "policy": "trial", "breaker_open": true, "calls": 9 },
+            "shadow": { "generation": 4, "share": 1.0, "policy": "other", "agree": 2, "disagree": 1, "failed": 1 },
+        });
+        let text = slots(&[serde_json::from_value(slot).expect("a slot")]).text();
+        let rows: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
+        // O1.2
+        assert_eq!(rows[1], ["prefill", "all", "first", "2", "-", "active", "336", "0"], "{text}");
+        // O1.2
+        assert_eq!(rows[2], ["canary", "20", "%", "trial", "3", "-", "breaker", "open", "9", "0"], "{text}");
+        // O1.2
+        assert_eq!(
+            rows[3],
+            ["shadow", "100", "%", "other", "4", "-", "agrees", "50", "%", "0", "0"],
+            "{text}"
+        );
     }
 
     #[test]

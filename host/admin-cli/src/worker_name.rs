@@ -42,8 +42,36 @@ fn find<'a>(workers: &'a [Worker], name: &str) -> Result<&'a Worker, String> {
 /// Id, URL and address of a worker.
 fn names(worker: &Worker) -> [String; 3] {
     let url = worker.spec.url.trim_end_matches('/');
-    let address = url.split_once("://").map_or(url, |(_, address)| address);
-    [worker.id.to_string(), url.to_owned(), address.to_owned()]
+    [worker.id.to_string(), url.to_owned(), address(worker).to_owned()]
+}
+
+/// The URL of a worker without its scheme.
+#[must_use]
+pub fn address(worker: &Worker) -> &str {
+    let url = worker.spec.url.trim_end_matches('/');
+    url.split_once("://").map_or(url, |(_, address)| address)
+}
+
+/// Returns whether an id is a hash of the worker's URL, which says less than its address.
+#[must_use]
+pub fn is_hash(id: &str) -> bool {
+    id.len() > 10
+}
+
+/// Replaces ids of workers in a text by their addresses, if they are hashes.
+#[must_use]
+pub fn with_addresses(text: &str, workers: &[Worker]) -> String {
+    const WORD: &str = "worker ";
+    let mut parts = text.split(WORD);
+    let mut named = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let rest = part.trim_start_matches(|c: char| c.is_ascii_digit());
+        let id = part.strip_suffix(rest).unwrap_or_default();
+        let worker = workers.iter().find(|worker| is_hash(id) && worker.id.to_string() == id);
+        let name = worker.map_or(id.into(), |worker| clean(address(worker)));
+        named.extend([WORD, &*name, rest]);
+    }
+    named
 }
 
 #[cfg(test)]
@@ -82,6 +110,17 @@ mod tests {
             // O1.9
             assert_eq!(find(&workers, name).map(|worker| worker.id), Ok(id), "{name}");
         }
+    }
+
+    #[test]
+    fn a_text_names_workers_by_their_addresses() {
+        let text =
+            "worker 9007199254740993 gets no request: paused, worker 7 is busy, worker 9007199254740994";
+        assert_eq!(
+            // O1.29
+            with_addresses(text, &workers()),
+            "worker decode-a.example:8000/v gets no request: paused, worker 7 is busy, worker 9007199254740994"
+        );
     }
 
     #[test]

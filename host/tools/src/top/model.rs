@@ -2,7 +2,10 @@
 
 use std::{cmp::Ordering, collections::HashMap};
 
-use pointsman_admin_cli::api::{Live, Slot, Worker, Workers};
+use pointsman_admin_cli::{
+    api::{Live, Slot, Worker, Workers},
+    worker_name::{address, is_hash},
+};
 use serde::Deserialize;
 
 use super::events::Event;
@@ -16,6 +19,10 @@ pub(super) struct Model {
     pub(super) workers: Vec<Worker>,
     pub(super) slots: Vec<Slot>,
     pub(super) live: Live,
+    /// Whether the gateway says that it cannot serve.
+    pub(super) not_ready: bool,
+    /// What is wrong with the gateway.
+    pub(super) reasons: Vec<String>,
     /// Prompt tokens of the newest decisions by worker: those in its cache, and all.
     pub(super) prefix_hits: HashMap<u64, (f64, f64)>,
     /// When the connection was lost, and why.
@@ -35,6 +42,14 @@ struct Hello {
 #[derive(Deserialize)]
 struct Slots {
     slots: Vec<Slot>,
+}
+
+/// The state of the gateway in the event `stats`. An older gateway does not tell it.
+#[derive(Deserialize)]
+struct Readiness {
+    ready: Option<bool>,
+    #[serde(default)]
+    reasons: Vec<String>,
 }
 
 #[derive(Deserialize)]
@@ -85,6 +100,8 @@ impl Model {
             }
             "stats" => {
                 self.live = serde_json::from_str(&event.data)?;
+                let Readiness { ready, reasons } = serde_json::from_str(&event.data)?;
+                (self.not_ready, self.reasons) = (ready == Some(false), reasons);
                 3
             }
             "decisions" => {
@@ -124,7 +141,7 @@ fn hits(decisions: &[Brief]) -> HashMap<u64, (f64, f64)> {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Sort {
     #[default]
-    Id,
+    Name,
     Active,
     Queue,
     KvUsage,
@@ -135,17 +152,17 @@ impl Sort {
     /// Returns the next order.
     pub(super) fn next(self) -> Self {
         match self {
-            Self::Id => Self::Active,
+            Self::Name => Self::Active,
             Self::Active => Self::Queue,
             Self::Queue => Self::KvUsage,
             Self::KvUsage => Self::Ttft,
-            Self::Ttft => Self::Id,
+            Self::Ttft => Self::Name,
         }
     }
 
     pub(super) fn name(self) -> &'static str {
         match self {
-            Self::Id => "id",
+            Self::Name => "name",
             Self::Active => "active",
             Self::Queue => "queue",
             Self::KvUsage => "KV",
@@ -153,21 +170,27 @@ impl Sort {
         }
     }
 
-    /// Largest first, except for ids.
+    /// Largest first, except for names.
     fn compare(self, a: &Worker, b: &Worker) -> Ordering {
         let queue = |worker: &Worker| worker.engine_load.as_ref().and_then(|load| load.waiting).unwrap_or(0);
         let usage =
             |worker: &Worker| worker.engine_load.as_ref().and_then(|load| load.kv_usage).unwrap_or(0.0);
         let ttft = |worker: &Worker| worker.ttft_ms().unwrap_or(0.0);
         let order = match self {
-            Self::Id => Ordering::Equal,
+            Self::Name => Ordering::Equal,
             Self::Active => b.active().cmp(&a.active()),
             Self::Queue => queue(b).cmp(&queue(a)),
             Self::KvUsage => usage(b).total_cmp(&usage(a)),
             Self::Ttft => ttft(b).total_cmp(&ttft(a)),
         };
-        order.then(a.id.cmp(&b.id))
+        order.then_with(|| name_order(a).cmp(&name_order(b)))
     }
+}
+
+/// A worker is shown with its id, or only with its address if the id is a hash.
+fn name_order(worker: &Worker) -> (bool, u64, &str) {
+    let is_hash = is_hash(&worker.id.to_string());
+    (is_hash, if is_hash { 0 } else { worker.id }, address(worker))
 }
 
 /// A change that waits for the operator's `y`.

@@ -78,9 +78,9 @@ fn a_frame_of_80_by_24_has_everything() {
     long.slots[0].policy = "predicted-latency".to_owned();
     // O3.1
     assert!(text(&long, &View::default()).contains(" predicted-latency@3 "));
-    (long.slots[0].policy, long.slots[0].generation) = ("a-rule-with-a-long-name".to_owned(), 1_234);
+    (long.slots[0].policy, long.slots[0].generation) = ("a-rule-with-a-name-that-is-long".to_owned(), 1_234);
     // O3.1: the end of a long name is cut, and not the generation.
-    assert!(text(&long, &View::default()).contains(" a-rule-with-a-…@1234 "));
+    assert!(text(&long, &View::default()).contains(" a-rule-with-a-name-that-is-…@1234 "));
     let row = frame.lines().find(|line| line.contains("10.0.0.1:8000")).unwrap();
     let cells: Vec<&str> = row.split_whitespace().collect();
     // O3.1, O3.7
@@ -104,9 +104,68 @@ fn t1_the_digests_of_filters_stand_before_the_one_that_ranks() {
             .unwrap();
     let frame = |width| text_of(&model, &View::default(), width, 24).unwrap();
     // T1.2
-    assert!(frame(80).contains(" aabbc+9e9a0  active "), "{}", frame(80));
+    assert!(frame(67).contains(" aabbccdd+9e9a0011  active\n"), "{}", frame(67));
     // T1.2
-    assert!(frame(110).contains(" aabbccddeeff+9e9a00112233 active "), "{}", frame(110));
+    assert!(frame(80).contains(" aabbccddeeff+9e9a00112233 active\n"), "{}", frame(80));
+}
+
+#[test]
+fn o3_a_gateway_that_is_not_ready_says_why_and_trials_are_whole() {
+    let mut model = model();
+    let stats = |ready: bool, reasons: &[&str]| Event {
+        kind: "stats".to_owned(),
+        data: json!({ "ready": ready, "reasons": reasons }).to_string(),
+    };
+    model.apply(&stats(false, &["no worker is registered"])).unwrap();
+    // O3.8
+    assert!(
+        text(&model, &View::default())
+            .starts_with("pointsman 0.1.0 live, not ready: no worker is registered")
+    );
+    model.apply(&stats(true, &["worker 9: no KV events", "another"])).unwrap();
+    // O3.8
+    assert!(
+        text(&model, &View::default()).starts_with("pointsman 0.1.0 live (1 of 2): worker 9: no KV events")
+    );
+    let trial =
+        json!({ "generation": 5, "share": 0.2, "policy": "queue-kv-prefix", "digest": "12345678abcd99" });
+    model.slots[0].canary = serde_json::from_value(trial).unwrap();
+    let shadow = model.slots[0].shadow.as_mut().unwrap();
+    (shadow.agree, shadow.disagree) = (3, 1);
+    let frame = text(&model, &View::default());
+    for line in [
+        "  canary 20 %        queue-kv-prefix@5 12345678abcd",
+        "  shadow 50 %        least-loaded@4    -            agrees 75 %",
+    ] {
+        // O3.1
+        assert!(frame.contains(line), "{line}\n{frame}");
+    }
+}
+
+#[test]
+fn o3_a_small_frame_has_whole_columns_and_the_help_is_broken_between_words() {
+    let mut model = model();
+    let hashed = json!({ "workers": [worker_at(9_007_199_254_740_993, "10.0.0.9:8000", 1, 0.1),
+                                     worker_at(9_007_199_254_740_994, "10.0.0.1:8000", 1, 0.1)] });
+    model.apply(&Event { kind: "workers".to_owned(), data: hashed.to_string() }).unwrap();
+    let frame = text_of(&model, &View::default(), 40, 24).unwrap();
+    let head = frame.lines().find(|line| line.starts_with("WORKER")).unwrap();
+    // O3.1
+    assert_eq!(head.split_whitespace().collect::<Vec<_>>(), ["WORKER", "ROLE", "STATE"]);
+    // O3.1
+    assert!(frame.contains(" prefill    eligible"), "{frame}");
+    let place = |address: &str| text(&model, &View::default()).find(address).unwrap();
+    // O3.4: the names that are shown are sorted, and not the ids.
+    assert!(place("10.0.0.1:8000") < place("10.0.0.9:8000"));
+    for width in [40, 80] {
+        let help = text_of(&model, &View { help: true, ..View::default() }, width, 40).unwrap();
+        let help = help.replace(|c: char| !c.is_alphanumeric(), " ");
+        let words: Vec<&str> = help.split_whitespace().collect();
+        for word in ["clears", "cache", "KV", "TTFT"] {
+            // O3.1
+            assert!(words.contains(&word), "{width} {word}: {words:?}");
+        }
+    }
 }
 
 #[test]
