@@ -252,6 +252,14 @@ async fn active_canary_and_shadow_are_summarized_side_by_side() {
     assert_eq!(count(shadow, "decisions"), count(active, "decisions"));
     assert_eq!([count(active, "compared"), count(canary, "compared")], [count(shadow, "decisions"), 0]);
     assert_eq!(active["agreement"], shadow["agreement"]);
+    let status: Value = cluster.admin.get("/status").await.unwrap().json().unwrap();
+    let of_slot = |slot: &&Value| slot["slot"] == "aggregated";
+    let counted = status["slots"].as_array().unwrap().iter().find(of_slot).unwrap()["shadow"].clone();
+    let compared = ["agree", "disagree", "failed"].map(|key| count(&counted, key));
+    // I9.3: so are its counts.
+    assert_eq!(compared.iter().sum::<u64>(), count(shadow, "decisions"), "{counted}");
+    // I9.3
+    assert_eq!(compared[0], count(shadow, "agreed"), "{counted}");
     assert_eq!(
         [count(&active["ttft_ms"], "count"), count(&canary["e2e_ms"], "count")],
         [count(active, "decisions"), count(canary, "decisions")]

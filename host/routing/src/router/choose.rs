@@ -161,7 +161,8 @@ impl Router {
         };
         let facts = DecisionFacts::new(query, config, pool, inputs);
         let shadow = shadow_generation.and_then(|shadow| {
-            shadow::compare(shadow, &facts, &self.cursors, shadow_rows, row, cached_known)
+            let chosen = (row, generation.lane);
+            shadow::compare(shadow, &facts, &self.cursors, shadow_rows, chosen, cached_known)
         });
         let shadow_program = shadow.and(shadow_generation).map(|shadow| shadow.summary.clone());
         let candidate =

@@ -76,7 +76,7 @@ impl Router {
         };
         let compare = |plan: &Plan| {
             let shadow = slot.shadowing(query.request).filter(|_| purpose == Purpose::Route);
-            shadow.and_then(|shadow| self.compare_plans(shadow, query, plan))
+            shadow.and_then(|shadow| self.compare_plans(shadow, query, plan, generation.lane))
         };
         let shadow = if let Program::DecodeOverride(policy) = &generation.program {
             BufferPool::with_buffers(|buffers| {
@@ -107,12 +107,14 @@ impl Router {
         decision
     }
 
-    /// Runs the shadow, and counts whether its plan is the one in force. `None`: it was not called.
+    /// Runs the shadow and compares its plan with `plan`; only the active lane's is counted. `None`: it was not
+    /// called.
     fn compare_plans(
         &self,
         shadow: &GenerationHandle,
         query: &Query<'_>,
         plan: &Plan,
+        lane: Lane,
     ) -> Option<ShadowResult> {
         let Program::DecodeOverride(policy) = &shadow.program else { return None };
         let answer = BufferPool::with_buffers(|buffers| {
@@ -127,7 +129,9 @@ impl Router {
             Err(Unanswered { reason: "breaker_open" | "not_ready", .. }) => return None,
             Err(_) => ShadowVerdict::Failed,
         };
-        shadow.agreement.note(verdict);
+        if lane == Lane::Active {
+            shadow.agreement.note(verdict);
+        }
         Some(ShadowResult {
             generation: shadow.generation,
             choice: None,

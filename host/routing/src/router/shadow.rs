@@ -1,5 +1,6 @@
 //! The shadow of a slot: runs on the facts of a decision that is already made. Its answer is compared and
-//! counted, and never acted on.
+//! counted, and never acted on. Beside a canary it is not counted: the shadow is tried against the active
+//! generation.
 
 use tokio::time::Instant;
 
@@ -11,17 +12,17 @@ use crate::{
     policy::Failure,
     program::{FailedCall, Run, Verdict},
     receipt::ShadowResult,
-    slot::{GenerationHandle, Program, ShadowVerdict},
+    slot::{GenerationHandle, Lane, Program, ShadowVerdict},
 };
 
-/// Runs the shadow over `rows` and compares its choice with `chosen`. `None` when the shadow was not called.
-/// `cached_known`: the facts contain the cached blocks.
+/// Runs the shadow over `rows` and compares its choice with the row and lane of `chosen`. `None` when the
+/// shadow was not called. `cached_known`: the facts contain the cached blocks.
 pub(super) fn compare(
     shadow: &GenerationHandle,
     facts: &DecisionFacts<'_>,
     cursors: &Cursors,
     rows: &[u32],
-    chosen: u32,
+    (chosen, lane): (u32, Lane),
     cached_known: bool,
 ) -> Option<ShadowResult> {
     if !shadow.breaker.try_call() {
@@ -47,7 +48,9 @@ pub(super) fn compare(
         Verdict::Failed(_) => ShadowVerdict::Failed,
         _ => ShadowVerdict::Disagrees,
     };
-    shadow.agreement.note(shadow_verdict);
+    if lane == Lane::Active {
+        shadow.agreement.note(shadow_verdict);
+    }
     let row = match verdict {
         Verdict::Row(row, _) => Some(row),
         _ => None,
