@@ -313,7 +313,7 @@ test("a refusal is open while it is in force", () => {
 const times = (p50) => ({ count: 200, p50, p90: p50 * 2, p99: p50 * 3, cdf: [[p50, 0.5], [p50 * 2, 1]] });
 const lane = (name, more) => ({
   lane: name, policy: "kv-aware", native: null, generation: 1, decisions: 0, failed: 0, fallbacks: 0, sheds: 0, agreement: null, predicted_hit_rate: null,
-  ttft_ms: null, itl_ms: null, e2e_ms: null, decisions_by_minute: [0, 0, 0], calls: 0, call_p99_us: null, ...more,
+  ttft_ms: null, itl_ms: null, e2e_ms: null, decisions_by_minute: [0, 0, 0], calls: 0, call_p99_us: null, call_p99_us_max: 250_000, ...more,
 });
 
 test("active, canary and shadow are compared side by side", () => {
@@ -336,7 +336,7 @@ test("active, canary and shadow are compared side by side", () => {
   assert.deepEqual(cells["ITL p50"], ["8.0 ms", "8.7 ms", "–"], "one step of the histogram");
   assert.deepEqual(cells["predicted hits"], ["50 %", "–", "10 %−40"]);
   assert.deepEqual(cells.agreement, ["–", "–", "75 %"]);
-  assert.deepEqual(cells["call p99"], ["under 64 µs", "over 5 ms", "–"]);
+  assert.deepEqual(cells["call p99"], ["under 64 µs", "over 250 ms", "–"]);
   assert.deepEqual(shown.querySelectorAll("button").map((one) => one.textContent).filter((text) => text.endsWith("…")), ["Roll back …", "Promote …", "End …", "Promote …", "End …"]);
   store.take("hello", { may_change: false });
   const readOnly = lanes.lanesTable(status, [lane("active", {})]);

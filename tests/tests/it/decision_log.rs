@@ -274,6 +274,7 @@ async fn active_canary_and_shadow_are_summarized_side_by_side() {
         "{slot}"
     );
     assert_eq!(active["decisions_by_minute"].as_array().map(Vec::len), Some(60));
+    assert_eq!(count(active, "call_p99_us_max"), 250_000);
     let short: Value = cluster.admin.get("/decisions/summary?window=5m").await.unwrap().json().unwrap();
     assert_eq!(short["window_s"], 300);
     for (query, problem) in

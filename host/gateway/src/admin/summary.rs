@@ -119,6 +119,7 @@ fn describe(
         "decisions_by_minute": sum.minutes,
         "calls": calls.cumulative().last(),
         "call_p99_us": call_p99_us(calls),
+        "call_p99_us_max": CALL_BUCKETS_US.last(),
     })
 }
 

@@ -164,7 +164,7 @@ function slotRow(slot, lanes) {
 }
 
 /** The time of 99 of 100 calls, which is known up to a bound. */
-export const callText = (lane) => (lane?.call_p99_us ? `under ${micros(lane.call_p99_us).replace(".0", "")}` : lane?.calls ? make("span.st.refused", null, "over 5 ms") : "–");
+export const callText = (lane) => (lane?.call_p99_us ? `under ${micros(lane.call_p99_us).replace(".0", "")}` : lane?.calls ? make("span.st.refused", null, `over ${micros(lane.call_p99_us_max).replace(".0", "")}`) : "–");
 
 const VERBS = { installed: "installed", promoted: "promoted", refused: "file refused", removed: "file removed", rolled_back: "rolled back", withdrawn: "ended" };
 
