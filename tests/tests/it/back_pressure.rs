@@ -72,6 +72,11 @@ async fn i13_when_all_engines_have_too_much_to_do_the_answer_is_503_with_the_soo
             assert_eq!((&worker["ineligible"], &worker["paused"]), (&Value::Null, &json!(true)), "{worker}");
             assert!((1..=7_000).contains(&paused), "{worker}");
         }
+        let status = cluster.admin.get("/status").await.unwrap().json().unwrap();
+        let why = "worker 1 gets no request: paused: its engine refused a request: it has too much to do \
+                   (503 or 529)";
+        // I13.3
+        assert!(status["reasons"].as_array().unwrap().contains(&json!(why)), "{}", status["reasons"]);
         cluster.sims.iter().for_each(|sim| sim.set_faults(vec![]));
         cluster
             .until("a pause is over", |cluster| {

@@ -150,8 +150,23 @@ fn reason_of(worker: &Worker, busy: Option<String>, feeds: &Feeds) -> Option<Arc
 
 /// Returns why a worker that gets no request does not, if more than `out` is known of that.
 pub(super) fn reason_of_out(worker: &Worker, out: Ineligible) -> Option<Arc<String>> {
-    let fails = || reason_of_failing(worker).filter(|_| out == Ineligible::Failing);
-    worker.problem().or_else(fails)
+    let reason = match out {
+        Ineligible::Failing => reason_of_failing(worker),
+        Ineligible::Paused => {
+            worker.pause().map(|pause| reason_of_pause(pause.is_too_many).to_owned().into())
+        }
+        _ => None,
+    };
+    worker.problem().or(reason)
+}
+
+/// Returns why a worker is paused. `is_too_many`: its engine answered with 429.
+fn reason_of_pause(is_too_many: bool) -> &'static str {
+    if is_too_many {
+        "its engine refused a request: too many requests (429)"
+    } else {
+        "its engine refused a request: it has too much to do (503 or 529)"
+    }
 }
 
 /// Returns why a worker is put aside or failing.
