@@ -49,18 +49,54 @@ const shortId = (id) => (String(id).length > 10 ? `${String(id).slice(0, 8)}…`
 export const digest = (text) => (text ? String(text).slice(0, 8) : "");
 export const address = (url) => String(url).replace(/^https?:\/\//, "").replace(/\/+$/, "");
 
-/** Characters of a worker's name: longer ones would push other columns away. */
-const MAX_NAME = 24;
+/** Characters of a worker's name: longer ones would push other columns away, and shorter ones say too little. */
+const [MIN_NAME, MAX_NAME] = [6, 24];
 
-/** Returns names of workers by id: a short id, else the end of the address, else the beginning of the id. */
-export function names(workers) {
-  const short = ({ url }) => {
-    const text = address(url);
-    return text.length > MAX_NAME ? `…${text.slice(1 - MAX_NAME)}` : text;
+/** The length of what all texts end with, cut at the beginning of a label; 0 when it would be all of one. */
+function commonEnd(texts) {
+  const [first] = texts;
+  let same = 0;
+  while (same < first.length && texts.every((text) => text.at(-1 - same) === first.at(-1 - same))) same += 1;
+  const label = first.slice(first.length - same).search(/[.:/]/);
+  const end = label < 0 ? 0 : same - label;
+  return texts.length > 1 && texts.every((text) => text.length > end) ? end : 0;
+}
+
+/** The length of what all texts begin with, up to the end of a label; 0 for a single one. */
+function commonStart(texts) {
+  const [first] = texts, most = Math.min(...texts.map(({ length }) => length)) - MIN_NAME;
+  let same = 0;
+  while (same < most && texts.every((text) => text[same] === first[same])) same += 1;
+  return texts.length > 1 ? first.slice(0, same).search(/[.:/][^.:/]*$/) + 1 : 0;
+}
+
+/** Cuts a text in the middle: the ends tell workers apart. */
+function shortened(text) {
+  const half = (MAX_NAME - 1) / 2;
+  return text.length > MAX_NAME ? `${text.slice(0, Math.ceil(half))}…${text.slice(-Math.floor(half))}` : text;
+}
+
+/** Names for long addresses, by id: without what all of them, or all of their role, end and begin with, else cut in the middle. */
+function shortNames(workers) {
+  const long = workers.filter(({ url }) => address(url).length > MAX_NAME), roles = new Set(long.map(({ role }) => role));
+  const cut = (some) => {
+    if (!some.length) return [];
+    const all = some.map(({ url }) => address(url)), end = commonEnd(all), texts = all.map((text) => text.slice(0, text.length - end));
+    const start = texts.some((text) => text.length > MAX_NAME) ? commonStart(texts) : 0;
+    return some.map(({ id }, place) => [id, shortened(texts[place].slice(start))]);
   };
+  const of_all = cut(long), of_role = [...roles].flatMap((role) => cut(long.filter((worker) => worker.role === role)));
+  const isWhole = (names) => names.every(([, name]) => !name.includes("…")), isUnique = (names) => new Set(names.map(([, name]) => name)).size === names.length;
+  return new Map([of_all, of_role].find((names) => isWhole(names) && isUnique(names)) ?? [of_role, of_all].find(isUnique) ?? of_all);
+}
+
+/** Returns names of workers by id: a short id, else the address, which is shortened, else the beginning of the id. */
+export function names(workers) {
+  const hashed = workers.filter(({ id }) => id.length > 10), short = shortNames(hashed);
+  const text = ({ id, url }) => short.get(id) ?? address(url);
   const uses = new Map();
-  for (const worker of workers) uses.set(short(worker), (uses.get(short(worker)) ?? 0) + 1);
-  const name = (worker) => (worker.id.length <= 10 || uses.get(short(worker)) > 1 ? shortId(worker.id) : short(worker));
+  for (const worker of hashed) uses.set(text(worker), (uses.get(text(worker)) ?? 0) + 1);
+  const name = (worker) => (worker.id.length <= 10 || uses.get(text(worker)) > 1 ? shortId(worker.id) : text(worker));
   return new Map(workers.map((worker) => [worker.id, name(worker)]));
 }
 

@@ -2,7 +2,7 @@
 import { apart, chip, button, dim, link, make, table } from "./dom.js";
 import { micros, number, percent, plural } from "./format.js";
 import { causeOf } from "./requests.js";
-import { nameOf, rankName, slotHref, slotName, store, sameSlot } from "./store.js";
+import { nameOf, rankName, slotHref, slotName, store, sameSlot, urlOf } from "./store.js";
 import { tip } from "./tips.js";
 
 /** Candidates that are shown before the others are asked for. */
@@ -106,6 +106,9 @@ export function candidates(receipt) {
   return rows.sort((a, b) => order(a) - order(b));
 }
 
+/** The end of the name of a fact that is a time in microseconds. */
+const MICROS = /-us(-per-ktoken)?$/;
+
 /** Which facts the candidates' table shows: those of which something is known. */
 function shownFacts(rows) {
   const some = (name) => rows.some(({ facts }) => facts[name] !== undefined && Number(facts[name]) !== 0);
@@ -113,7 +116,7 @@ function shownFacts(rows) {
   const named = new Set(FACTS.map(([name]) => name));
   const others = [...new Set(rows.flatMap(({ facts }) => Object.keys(facts)))]
     .filter((name) => !named.has(name) && some(name) && !/-known$|^worker-id|^dp-rank|^load-age|^local-prefill|^total-blocks/.test(name))
-    .map((name) => [name, name.replaceAll("-", " "), (value) => (typeof value === "number" ? number(value, Number.isInteger(value) ? 0 : 2) : String(value))]);
+    .map((name) => (MICROS.test(name) ? [name, `${name.replace(MICROS, "").replaceAll("-", " ")}${name.endsWith("-per-ktoken") ? " of 1,000 tokens" : ""}`, micros] : [name, name.replaceAll("-", " "), (value) => (typeof value === "number" ? number(value, Number.isInteger(value) ? 0 : 2) : String(value))]));
   return [...known, ...others].slice(0, MAX_FACTS);
 }
 
@@ -153,6 +156,14 @@ function candidateTable(receipt, rows, decode) {
 
 const TITLES = { prefill: "Prefill leg", decode: "Decode leg", aggregated: "Answer by one worker" };
 
+/** The sentences of a receipt, with the names of workers and the form of times that the page has elsewhere. */
+function said({ sentences = [], candidates: all, candidates_text: texts }) {
+  const workers = [...new Set(all.map(([worker], row) => String(texts?.[row]?.[0] ?? worker)))].map((id) => store.byId.get(id)).filter(Boolean);
+  const long = workers.filter((worker) => nameOf(worker.id) !== urlOf(worker)).sort((a, b) => urlOf(b).length - urlOf(a).length);
+  const named = long.reduce((text, worker) => text.replaceAll(urlOf(worker), () => nameOf(worker.id)), sentences.slice(1, -1).join(" "));
+  return named.replace(/\b(\d+) µs/g, (_, time) => micros(Number(time))).replace(/(\d) (?=[mµ]s\b)/g, "$1\u00a0");
+}
+
 /** The card of a receipt. */
 export function receiptCard(receipt) {
   const slot = { slot: receipt.slot, model: store.slots.slots.find((one) => one.slot === receipt.slot && one.model === receipt.model)?.model ?? null };
@@ -163,7 +174,7 @@ export function receiptCard(receipt) {
   const used = PARTS.filter((part) => rows.some((row) => row.parts?.[part] > 0));
   return make("section.card.flush", { "data-decision": receipt.id },
     make("div.head", null, make("h2", null, title), chip(receipt.mode, receipt.mode), receipt.outcome?.run?.failed && chip("no", `failed: ${causeOf(receipt.outcome.run)}`), dim(link(slotHref(slot), `slot ${slotName(slot)}`), ` · ${receipt.policy ?? "native"} @${receipt.generation}`)),
-    make("p.say", null, (receipt.sentences ?? []).slice(1, -1).join(" ").replace(/(\d) (?=[mµ]s\b)/g, "$1\u00a0")),
+    make("p.say", null, said(receipt)),
     parts && make("p.legend", null, used.map((part) => make("span", null, make(`i.${part}`), tip(part, PART_NAMES[part]))), make("span", null, `in ${UNITS[receipt.stages.find(({ policy }) => policy in UNITS).policy]}`)),
     rows.length > 0 && !receipt.plan && [receipt.costs?.length || shownFacts(rows).length ? candidateTable(receipt, rows) : candidateLine(rows), receipt.costs?.length ? null : make("p.quiet", null, "No costs are recorded: POST /v1/route with the same body asks for an explanation, and tells those that the policy has.")],
     others(receipt, status, slot));
