@@ -1,7 +1,7 @@
 //! The last hour, minute by minute, for operators: the load of the gateway and of each worker.
 //!
 //! A timer takes one sample a minute, at no cost for requests. Memory is bounded: 60 samples of about 150
-//! bytes, and 60 of 20 bytes for each of at most 10,000 workers (12 MB).
+//! bytes, and 60 of 24 bytes for each of at most 10,000 workers (14 MB).
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -92,6 +92,8 @@ struct WorkerMinute {
     in_flight: u32,
     /// Largest moving average of the time to first token over the worker's ranks, microseconds.
     ttft_us: u32,
+    /// The same of the time between two tokens.
+    itl_us: u32,
     /// Thousandths of the KV cache in use, or [`UNKNOWN`].
     kv: u16,
 }
@@ -104,6 +106,7 @@ pub(crate) struct WorkerHour {
     in_flight: Vec<u32>,
     kv_usage: Vec<Option<f64>>,
     ttft_ms: Vec<f64>,
+    itl_ms: Vec<f64>,
     /// Share of these legs that failed.
     error_ppm: Vec<u32>,
 }
@@ -151,6 +154,7 @@ impl Hour {
             hour.in_flight.push(minute.in_flight);
             hour.kv_usage.push((minute.kv != UNKNOWN).then(|| f64::from(minute.kv) / 1e3));
             hour.ttft_ms.push(f64::from(minute.ttft_us) / 1e3);
+            hour.itl_ms.push(f64::from(minute.itl_us) / 1e3);
         }
         hour
     }
@@ -246,6 +250,7 @@ impl WorkerMinute {
             failed: worker.failed_legs()[0],
             in_flight: worker.active_requests(),
             ttft_us: views().map(|rank| rank.ttft_ewma_us()).max().unwrap_or_default(),
+            itl_us: views().map(|rank| rank.itl_ewma_us()).max().unwrap_or_default(),
             kv,
         }
     }
@@ -370,6 +375,7 @@ mod tests {
         assert_eq!(hour.recent_legs()(worker), RecentLegs { legs: 4 * 3 + 2, failed: 0 });
         let own = hour.of_worker(worker.id());
         assert_eq!((own.legs.len(), own.legs[1], own.kv_usage[0]), (60, 3, None));
+        assert_eq!((own.ttft_ms.len(), own.itl_ms.len()), (60, 60));
         registry.remove(worker.id());
         hour.sample(91 * 60_000, &metrics, 0, &registry.snapshot());
         assert!(hour.workers.lock().is_empty(), "a worker that left takes no memory");

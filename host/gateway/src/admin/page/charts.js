@@ -27,6 +27,16 @@ function path(points) {
   return points.map(part).join("");
 }
 
+/** The areas below a line, one for each run of points without a gap. */
+function area(points) {
+  const runs = [[]];
+  for (const point of points) {
+    if (point[1] !== null) runs.at(-1).push(point);
+    else if (runs.at(-1).length) runs.push([]);
+  }
+  return runs.filter((run) => run.length > 1).map((run) => `${path(run)}L${run.at(-1)[0].toFixed(1)} 100L${run[0][0].toFixed(1)} 100Z`).join("");
+}
+
 /**
  * Lines of the last hour or less on one scale. `lines` are lists of values at `at` (milliseconds); the first has an area
  * below it. `marks` are numbered changes. `most` of the chart says its highest value.
@@ -40,7 +50,7 @@ export function spark({ at, lines, now, span = spanOf(at, now), low = 0, top, ma
   const svg = draw("svg", { viewBox: "0 0 100 100", preserveAspectRatio: "none", "aria-hidden": "true" });
   const known = points[0].filter(([, height]) => height !== null);
   if (known.length > 1) {
-    svg.append(draw("path", { class: "area", d: `${path(known)}L${known.at(-1)[0].toFixed(1)} 100L${known[0][0].toFixed(1)} 100Z` }));
+    svg.append(draw("path", { class: "area", d: area(points[0]) }));
     points.forEach((line, place) => svg.append(draw("path", { class: `line${place}`, d: path(line) })));
   }
   const node = make(`div.spark${kind}`, { role: "img", "aria-label": label }, svg);

@@ -119,7 +119,7 @@ function signals() {
   const waiting = [...minutes.map((one) => one.waiting), stats.queue.waiting];
   return make("div.signals", null,
     signal("requests", "Requests", [[rate(stats.requests_per_second), "/s"]], [tip("goodput", "goodput"), ` ${rate(stats.goodput_per_second)}/s, ${number(stats.inflight)} in flight`], line("Requests per second", [of("requests_per_second")], (value) => `${number(value, 1)}/s`), ends),
-    signal("success", "Success", [success === null ? ["–", ""] : percent(success, 2).split(/\s/)], `${number(stats.errors_per_second, 1)}/s failed, ${number(stats.refusals_per_second, 1)}/s refused`, line("Success", [shares], (value) => percent(value, 2), { low: floor, top: 1.0005 }), ends, `floor ${percent(floor, 1)}`),
+    signal("success", "Success", [success === null ? ["–", ""] : percent(success, 2).split(/\s/)], `${number(stats.errors_per_second, 1)}/s failed, ${number(stats.refusals_per_second, 1)}/s refused`, line("Success", [shares], (value) => percent(value, 2), { low: floor, top: 1.0005 }), ends, shares.some((one) => one !== null) ? `floor ${percent(floor, 1)}` : ""),
     signal("ttft", "Time to first token", latency("ttft"), null, line("Time to first token", ["p50", "p90", "p99"].map((one) => of(`ttft_${one}_ms`)), millis), ends),
     signal("itl", "Time per token", latency("itl"), null, line("Time per token", ["p50", "p90", "p99"].map((one) => of(`itl_${one}_ms`)), millis), ends),
     signal("cache", "Cache hits", [percent(stats.cached_share).split(/\s/)], predictedText(stats.predicted_share, store.decisions), line("Cache hits", [of("cached_share")], percent, { top: 1 }), ends),

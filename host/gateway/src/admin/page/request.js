@@ -100,7 +100,7 @@ function timeline(found) {
     const text = millis(to - from) + (kind === "decode" ? `, ${outcome.ttft_ms === null ? plural(outcome.output_tokens, "token") : plural(Math.max(0, outcome.output_tokens - 1), "more token")}` : "");
     const inside = (to - from) / all > INSIDE, right = to / all > 1 - INSIDE;
     const style = inside ? { left: at(from) } : right ? { right: at(all - from) } : { left: at(to) };
-    return [make("span.what", null, names[kind](attempt)), make("div.track", null, make(`i.${kind}`, { style: { left: at(from), width: at(to - from) } }), make(`span${inside ? ".inside" : ""}`, { style }, text))];
+    return [make("span.what", null, names[kind](attempt)), make("div.track", null, make(`i.${kind}`, { style: { left: at(from), width: at(to - from) } }), make(`span${inside ? `.inside.${kind}` : ""}`, { style }, text))];
   });
   const ticks = roundTicks(all).map((ms) => make("span", { style: { left: at(ms) } }, millis(ms)));
   const late = outcome.ttft_ms / all > 0.75;

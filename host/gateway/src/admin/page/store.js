@@ -130,11 +130,15 @@ const CLOSE = 1 / 8;
 
 /** The changes as marks of a chart that shows `span` milliseconds: those whose numbers would touch are one. */
 export function chartMarks(now, span) {
-  const found = [];
-  for (const { at_ms: at, number, isBad } of marks(now)) {
+  const found = [], begin = now - span;
+  for (const { at_ms, number, isBad } of marks(now)) {
+    const at = at_ms < begin && at_ms >= begin - START ? begin : at_ms;
     const last = found.at(-1);
     if (last && at - last.at_ms < CLOSE * span) Object.assign(last, { to: number, isBad: last.isBad || isBad });
     else found.push({ at_ms: at, number, to: number, isBad });
+/** A chart begins with the first point. What changed up to so many milliseconds before is shown at its edge. */
+const START = 120e3;
+
   }
   return found.map((mark) => ({ ...mark, label: mark.to > mark.number ? `${mark.number}–${mark.to}` : `${mark.number}` }));
 }
