@@ -1,7 +1,7 @@
 // Charts as SVG: lines of an hour, the spread of legs over workers, distributions.
 import { draw, make } from "./dom.js";
-import { minute, number, times } from "./format.js";
-import { called, HOT, sharing } from "./store.js";
+import { minute, number, plural, times } from "./format.js";
+import { called, heat, sharing } from "./store.js";
 
 const HOUR = 3600e3;
 const MINUTE = 60e3;
@@ -100,14 +100,15 @@ export function spread(role) {
   const list = sharing(role);
   if (!list.length) return make("p.dim", null, "no two eligible workers share its legs");
   if (!list[0].legs) return make("p.dim", null, "no leg in the last five minutes");
+  if (!list[0].hasShare) return make("p.dim", null, `${plural(list.reduce((sum, { legs }) => sum + legs, 0), "leg")} in the last five minutes: too few to compare`);
   const ranks = list.reduce((sum, worker) => sum + worker.ranks, 0);
   const top = Math.max(list.length > 4 ? 4 : 1.5, list[0].share) * 1.05;
   const first = list.slice(0, BUSIEST), others = list.slice(BUSIEST);
   const wide = others.length ? 60 : 100, step = Math.min(16, wide / first.length);
   const height = (share) => (100 * share) / top;
-  const level = (share) => (share >= HOT[1] ? "over" : share >= HOT[0] ? "hot" : "");
+  const level = (worker) => ["", "hot", "over"][heat(worker)];
   const svg = draw("svg", { viewBox: "0 0 100 100", preserveAspectRatio: "none", "aria-hidden": "true" },
-    first.map(({ share }, place) => draw("rect", { class: level(share), x: place * step, y: 100 - height(share), width: step * 0.8, height: height(share) })));
+    first.map((worker, place) => draw("rect", { class: level(worker), x: place * step, y: 100 - height(worker.share), width: step * 0.8, height: height(worker.share) })));
   if (others.length) {
     const points = others.map(({ share }, place) => [61.5 + (38.5 * place) / Math.max(1, others.length - 1), 100 - height(share)]);
     svg.append(draw("path", { d: `${path(points)}L100 100L61.5 100Z` }));
@@ -116,7 +117,7 @@ export function spread(role) {
   return make("div", null,
     make("div.spread", { role: "img", "aria-label": `The busiest ${role} worker, ${called(list[0].id)}, has ${number(list[0].share, 1)} times an even share` }, svg,
       make("div.even", { style: { bottom: `${height(1)}%` } }, make("small", null, "even share")),
-      make(`b${list[0].share >= HOT[0] ? ".warn" : ".dim"}`, null, busiest)),
+      make(`b${heat(list[0]) ? ".warn" : ".dim"}`, null, busiest)),
     make("div.axis", null, make("span", null, others.length ? `the ${BUSIEST} highest` : `${list.length} workers${ranks > list.length ? ` with ${ranks} ranks` : ""}, highest share first`), others.length ? make("span", null, `the other ${number(others.length)} workers`) : null));
 }
 

@@ -82,7 +82,7 @@ export function askDrain(worker) {
   ask({
     title: draining ? `Send requests to ${name} again?` : `Drain ${name}?`, yes: draining ? "Undrain" : "Drain", risk: !draining && after === 0,
     lead: draining ? "It gets requests again as soon as it is healthy." : `It gets no new request. ${number(worker.in_flight)} in flight finish there.`,
-    rows: [[`eligible ${role} workers`, number(eligible), after === 0 ? "none: requests that need one fail" : number(after)], ["its share of the legs", `${percent(worker.part ?? 0, 1)}`, draining ? "as routing decides" : "goes to the others"]],
+    rows: [[`eligible ${role} workers`, number(eligible), after === 0 ? "none: requests that need one fail" : number(after)], ["its share of the legs", percent(worker.part, 1), draining ? "as routing decides" : "goes to the others"]],
     notes: draining ? [] : ["To undo it: Undrain.", oneGateway()],
     command: `pointsman ${draining ? "undrain" : "drain"} ${worker.id}`, path: `workers/${worker.id}/drain`, method: draining ? "DELETE" : "POST",
   });

@@ -93,6 +93,9 @@ export function render(node, data, build) {
   put(node, build());
 }
 
+/** Whether the pointer or the focus is in an element: what is there must not become another thing. */
+export const isPointed = (node) => node.matches(":hover") || node.contains(document.activeElement);
+
 export const chip = (kind, ...text) => make(`span.chip.${kind}`, null, ...text);
 export const dim = (...text) => make("span.dim", null, ...text);
 export const button = (kind, label, onclick, more) => make(`button${kind ? `.${kind}` : ""}`, { type: "button", onclick, ...more }, label);

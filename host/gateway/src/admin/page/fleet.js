@@ -3,16 +3,22 @@ import { spread } from "./charts.js";
 import { choice, dim, link, make, put, render } from "./dom.js";
 import { number, percent, times } from "./format.js";
 import { workerRow, workerTable } from "./overview.js";
-import { called, isOut, nameOf, notable, ofRole, roles, sharing, store, takes, urlOf, whereOf } from "./store.js";
+import { called, heat, HOT, isOut, nameOf, notable, ofRole, roles, sharing, store, takes, urlOf, whereOf } from "./store.js";
 import { tip } from "./tips.js";
 
 /** Fleets of fewer workers are a table. */
 const MIN_CELLS = 60;
 /** How often the spread is drawn, milliseconds. */
 const SIDE = 4900;
+/** The share that a colour stands for: pale where there are too few legs, and hot only of enough. */
+function shownShare(worker) {
+  if (!worker.hasShare) return 0;
+  return heat(worker) ? worker.share : Math.min(worker.share, HOT[0] - 0.01);
+}
+
 /** Bounds and names of each colour, from pale to hot. */
 const SCALES = {
-  share: { name: "share of legs", of: (worker) => worker.share, bounds: [0.25, 0.5, 0.8, 1.2, 1.7, 3, 6], names: ["under ¼", "¼", "½", "even", "1.2×", "1.7×", "3×", "over 6×"], text: (worker) => `${times(worker.share)} its even share` },
+  share: { name: "share of legs", of: shownShare, bounds: [0.25, 0.5, 0.8, 1.2, 1.7, ...HOT], names: ["under ¼", "¼", "½", "even", "1.2×", "1.7×", "3×", "over 6×"], text: (worker) => (worker.hasShare ? `${times(worker.share)} its even share` : "too few legs for a share") },
   load: { name: "load", of: (worker) => worker.load, bounds: [0.15, 0.3, 0.45, 0.6, 0.75, 0.88, 0.95], names: ["under 15 %", "15", "30", "45", "60", "75", "88", "over 95 %"], text: (worker) => (worker.limit ? `${worker.in_flight} of ${worker.limit} in flight` : `${worker.in_flight} in flight`) },
   errors: { name: "errors", of: (worker) => worker.errors ?? 0, bounds: [1e-6, 1e-6, 1e-6, 1e-6, 0.01, 0.02, 0.05], names: ["none", "", "", "", "under 1 %", "1 %", "2 %", "over 5 %"], text: (worker) => `${percent(worker.errors, 1)} errors` },
   kv: { name: "KV in use", of: (worker) => worker.kv ?? 0, bounds: [0.15, 0.3, 0.45, 0.6, 0.75, 0.85, 0.92], names: ["under 15 %", "15", "30", "45", "60", "75", "85", "over 92 %"], text: (worker) => (worker.kv === null ? "KV unknown" : `KV ${percent(worker.kv)}`) },
@@ -58,11 +64,12 @@ const heading = () => make("div.title", null, make("div", null, make("h1", null,
 
 function spreadText(role) {
   const list = sharing(role);
-  if (!list.length || !list[0].legs) return "";
+  if (!list.length || !list[0].hasShare) return "";
   const most = Math.max(1, Math.round(list.length / 100)), legs = (some) => some.reduce((sum, worker) => sum + worker.legs, 0), part = legs(list.slice(0, most)) / legs(list);
   const half = list[Math.floor(list.length / 2)].share;
   if (list.length < 20) return `${takes(list[0], true)}. ${takes(list.at(-1), true)}.`;
-  return `The 1\u00a0% of the workers with the highest shares (${most}) take ${percent(part, 1)} of the legs, and ${called(list[0].id)} alone ${percent(list[0].part, 1)}. Half of the workers get less than ${times(half)} their even share.`;
+  const rest = half < 0.05 ? "Half of the workers get almost none." : `Half of the workers get less than ${times(half)} their even share.`;
+  return `The 1\u00a0% of the workers with the highest shares (${most}) take ${percent(part, 1)} of the legs, and ${called(list[0].id)} alone ${percent(list[0].part, 1)}. ${rest}`;
 }
 
 function worthALook() {

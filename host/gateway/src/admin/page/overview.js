@@ -1,10 +1,10 @@
 // The overview: what needs attention, the signals of the last hour, slots, workers and the newest requests.
 import { get } from "./api.js";
 import { crossHair, meter, spanOf, spark, spread } from "./charts.js";
-import { chip, choice, dim, link, make, put, render, table } from "./dom.js";
+import { card, chip, choice, dim, isPointed, link, make, put, render, table } from "./dom.js";
 import { clock, micros, millis, minute, number, percent, timeParts, times } from "./format.js";
 import { group, matches, phaseLegend, predictedText, requestTable, unrouted } from "./requests.js";
-import { chartMarks, HOT, isDown, isFailing, isOut, marks, nameOf, notable, problems, roles, sharing, slotHref, slotName, store, takes } from "./store.js";
+import { chartMarks, isDown, isFailing, isOut, isSkewed, marks, nameOf, notable, problems, roles, sharing, slotHref, slotName, store, takes } from "./store.js";
 import { tip } from "./tips.js";
 
 const MAX_ROWS = 20;
@@ -203,7 +203,7 @@ export function workerRow(worker, why) {
   const kind = why?.kind ?? (isOut(worker) ? "bad" : "dim");
   return make("tr.go", null, make("td.name", null, make("a.hit", { href: `#worker/${worker.id}` }, nameOf(worker.id)), dim(` ${worker.role}${worker.zone ? `, zone ${worker.zone}` : ""}`)),
     make("td.n", { "data-label": "load" }, worker.limit ? `${worker.in_flight} of ${worker.limit}` : number(worker.in_flight), worker.limit && !isDown(worker) && meter(worker.load)),
-    make(`td.n${worker.share >= HOT[0] || (worker.part >= 0.9 && worker.peers > 1) ? ".warn" : ""}`, { "data-label": "share" }, worker.legs && !isOut(worker) ? times(worker.share) : "–"),
+    make(`td.n${isSkewed(worker) ? ".warn" : ""}`, { "data-label": "share" }, worker.hasShare ? times(worker.share) : "–"),
     make("td.n", { "data-label": "KV" }, isDown(worker) ? "–" : percent(worker.kv)), make(`td.n${isFailing(worker) ? ".bad" : ""}`, { "data-label": "errors" }, percent(worker.errors, 1)),
     make(`td.why.${kind}`, null, text));
 }
@@ -211,7 +211,7 @@ export function workerRow(worker, why) {
 function spreadCard() {
   const most = roles().map((role) => sharing(role)[0]).filter(Boolean).sort((a, b) => b.share - a.share)[0];
   if (!most) return make("section.card", null, make("div.head", null, make("h2", null, tip("spread", "Spread of legs"))), make("p.dim", null, "no two eligible workers share a role and its models"));
-  return make("section.card", null, make("div.head", null, make("h2", null, tip("spread", `Spread of ${most.role} legs`))), spread(most.role), most.legs > 0 && make("p.mt", null, `${takes(most, true)}.`));
+  return make("section.card", null, make("div.head", null, make("h2", null, tip("spread", `Spread of ${most.role} legs`))), spread(most.role), most.hasShare && make("p.mt", null, `${takes(most, true)}.`));
 }
 
 /** The newest requests: some in flight, those that ended, and those without a decision. */

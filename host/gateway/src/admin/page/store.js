@@ -8,8 +8,10 @@ export const store = {
 
 /** From this multiple of an even share on a worker is worth a look; from the second on it stands out. */
 export const HOT = [3, 6];
-/** Legs below which a share means nothing. */
+/** Legs below which a high share means nothing. */
 const MIN_LEGS = 40;
+/** A share is not shown of a worker that got fewer legs than this and would get fewer if legs were spread evenly. */
+const MIN_SHOWN = 10;
 /** A worker with so many failed legs, which are this share of all its legs, is worth a look. */
 const [MIN_FAILED, MANY_FAILED] = [3, 0.05];
 /** With fewer failed requests in the last minute their share means nothing. */
@@ -46,9 +48,11 @@ function takeFleet({ columns, workers: rows }) {
       const eligible = all.filter((worker) => !isOut(worker));
       const [legs, ranks] = ["legs", "ranks"].map((column) => eligible.reduce((sum, worker) => sum + worker[column], 0));
       for (const worker of all) {
-        worker.part = legs ? worker.legs / legs : 0;
-        worker.even = ranks ? worker.ranks / ranks : 0;
-        worker.share = worker.even && !isOut(worker) ? worker.part / worker.even : 0;
+        // A worker that gets no legs now shares them with no other.
+        worker.part = isOut(worker) ? null : legs ? worker.legs / legs : 0;
+        worker.even = isOut(worker) ? null : ranks ? worker.ranks / ranks : 0;
+        worker.share = worker.even ? worker.part / worker.even : 0;
+        worker.hasShare = !isOut(worker) && Math.max(worker.legs, worker.even * legs) >= MIN_SHOWN;
         worker.peers = eligible.length;
         worker.pool = `${worker.role} legs${peers.length > 1 ? " of its models" : ""}`;
         worker.load = worker.in_flight / (worker.limit || busiest);
@@ -87,11 +91,14 @@ export function takes({ id, pool, ranks, part, even }, first) {
   return `${called(id, first)}${ranks > 1 ? ` (${ranks} ranks)` : ""} takes ${percent(part, digits)} of the ${pool}; its even share is ${percent(even, digits)}`;
 }
 
+/** How hot a worker's share is, from 0 to 2: of enough legs, so that it is no chance. */
+export const heat = ({ legs, share }) => (legs < MIN_LEGS ? 0 : HOT.filter((bound) => share >= bound).length);
+
 /** Whether many of a worker's legs failed. */
 export const isFailing = ({ failed, errors }) => failed >= MIN_FAILED && errors >= MANY_FAILED;
 
 /** Whether a worker gets far more than its share: many times the mean, or nearly everything of a small role. */
-const isSkewed = ({ out, legs, part, peers, share }) => out === null && peers > 1 && legs >= MIN_LEGS && (share >= HOT[0] || part >= 0.9);
+export const isSkewed = ({ out, legs, part, peers, share }) => out === null && peers > 1 && legs >= MIN_LEGS && (share >= HOT[0] || part >= 0.9);
 
 /**
  * Why a worker is worth a look, the first of each kind: `text` has no subject, `title` is a sentence about all `more` + 1
@@ -128,6 +135,9 @@ export const openRefusals = (slot) => slot.refusals.filter((one) => one.in_force
 /** Marks of changes that are closer than this are one, as a share of the chart's span. */
 const CLOSE = 1 / 8;
 
+/** A chart begins with the first point. What changed up to so many milliseconds before is shown at its edge. */
+const START = 120e3;
+
 /** The changes as marks of a chart that shows `span` milliseconds: those whose numbers would touch are one. */
 export function chartMarks(now, span) {
   const found = [], begin = now - span;
@@ -136,9 +146,6 @@ export function chartMarks(now, span) {
     const last = found.at(-1);
     if (last && at - last.at_ms < CLOSE * span) Object.assign(last, { to: number, isBad: last.isBad || isBad });
     else found.push({ at_ms: at, number, to: number, isBad });
-/** A chart begins with the first point. What changed up to so many milliseconds before is shown at its edge. */
-const START = 120e3;
-
   }
   return found.map((mark) => ({ ...mark, label: mark.to > mark.number ? `${mark.number}–${mark.to}` : `${mark.number}` }));
 }

@@ -2,11 +2,11 @@
 import { get } from "./api.js";
 import { crossHair, meter, spanOf, spark } from "./charts.js";
 import { askDrain } from "./dialogs.js";
-import { button, card, dim, link, make, put, table } from "./dom.js";
-import { micros, millis, minute, number, percent, timeParts, times } from "./format.js";
+import { button, card, dim, isPointed, link, make, put, setText, table } from "./dom.js";
+import { clock, micros, millis, minute, number, percent, plural, timeParts, times } from "./format.js";
 import { signal } from "./overview.js";
 import { group, hits, phaseLegend, predictedText, requestTable, share } from "./requests.js";
-import { called, chartMarks, HOT, store, takes } from "./store.js";
+import { called, chartMarks, isSkewed, store, takes } from "./store.js";
 import { tip } from "./tips.js";
 
 const AGAIN = 4000;
@@ -38,7 +38,7 @@ export function worker(root, [id]) {
     put(figures, signals(whole, row, recorded));
     put(why, reasons(row, recorded), judgement(row, recorded));
     put(ranks, rankTable(whole.worker));
-    if (!requests.matches(":hover") && !requests.contains(document.activeElement)) requests.show(group(recorded).slice(0, SHOWN), "no request of this worker is recorded");
+    if (!isPointed(requests)) requests.show(group(recorded).slice(0, SHOWN), "no request of this worker is recorded");
     put(more, configuration(whole.worker));
   };
   crossHair(figures);
@@ -69,14 +69,30 @@ function signals({ worker: { engine_load: engine, total_blocks: blocks, ranks },
   const limit = row.limit ? `of ${row.limit}` : "";
   const kv = row.kv === null ? null : row.kv;
   return make("div.signals", null,
-    signal("share", "Share of legs", [[row.legs ? number(row.share, row.share < 10 ? 1 : 0) : "–", row.legs ? "× even" : ""]], row.legs ? `${percent(row.part, 1)}; even is ${percent(row.even, 1)}` : "no leg in five minutes", line("Legs a minute", with_(hour.legs, hour.legs.at(-1) ?? null), (value) => `${number(value)} legs/min`), ends),
+    signal("share", "Share of legs", [[row.hasShare ? number(row.share, row.share < 10 ? 1 : 0) : "–", row.hasShare ? "× even" : ""]], shareText(row), line("Legs a minute", with_(hour.legs, hour.legs.at(-1) ?? null), (value) => `${number(value)} legs/min`), ends),
     signal("flight", "In flight", [[number(row.in_flight), limit]], waits ? `${number(waits)} prompt tokens wait` : engine?.waiting ? `${number(engine.waiting)} wait in the engine` : "no prompt waits", line("Requests in flight", with_(hour.in_flight, row.in_flight), number, { top: row.limit ?? undefined }), ends),
     signal("kv", "KV cache in use", [percent(kv).split(/\s/)], blocks && kv !== null ? `${number(kv * blocks)} of ${number(blocks)} blocks` : kv === null ? "the engine does not tell" : "", line("KV cache in use", with_(hour.kv_usage, kv), percent, { top: 1 }), ends),
     row.role === "decode"
       ? signal("workerItl", "Time per token", [timeParts(itl)], compared(itl, store.stats?.itl_p50_ms), line("Time per token", with_(hour.itl_ms.map((value) => value || null), itl), millis), ends)
       : signal("workerTtft", row.role === "prefill" ? "Prefill leg" : "Time to first token", [timeParts(ttft)], row.role === "prefill" ? "until its answer" : compared(ttft, store.stats?.ttft_p50_ms), line("Time to first token", with_(hour.ttft_ms.map((value) => value || null), ttft), millis), ends),
     signal("workerCache", "Cache hits", [percent(found?.reported ?? null).split(/\s/)], found ? `${percent(store.stats?.cached_share)} over all workers` : row.role === "decode" ? "prompts are prefilled elsewhere" : "nothing reported yet", make("div.pair", null, found && [bar(`${percent(found.reported)} reported`, found.reported), bar(predictedText(found.predicted, recorded), found.predicted)]), ["latest requests", ""]),
-    signal("errors", "Errors", [percent(row.errors, 1).split(/\s/)], row.legs ? `${number(row.failed)} of ${number(row.legs)} legs in five minutes` : "no leg in five minutes", line("Errors", with_(hour.error_ppm.map((ppm) => ppm / 1e6), row.errors), (value) => percent(value, 1), { top: Math.max(0.01, row.errors ?? 0, ...hour.error_ppm.map((ppm) => ppm / 1e6)) * 1.1 }), ends));
+    signal("errors", "Errors", [percent(row.errors, 1).split(/\s/)], errorText(row, recorded), line("Errors", with_(hour.error_ppm.map((ppm) => ppm / 1e6), row.errors), (value) => percent(value, 1), { top: Math.max(0.01, row.errors ?? 0, ...hour.error_ppm.map((ppm) => ppm / 1e6)) * 1.1 }), ends));
+}
+
+export function shareText({ out, legs, hasShare, part, even }) {
+  if (out) return "it gets no request now";
+  if (!legs) return "no leg in five minutes";
+  return hasShare ? `${percent(part, 1)}; even is ${percent(even, 1)}` : `${plural(legs, "leg")} in five minutes: too few`;
+}
+
+/** How the engine says that it has too much to do. */
+const REFUSALS = [429, 503, 529];
+
+/** Failed legs, and those that the engine refused, which do not count as failed. */
+export function errorText({ failed, legs }, recorded) {
+  const text = legs ? `${number(failed)} of ${plural(legs, "leg")} in five minutes` : "no leg in five minutes";
+  const sent = recorded.filter(({ outcome }) => outcome?.run), refused = sent.filter(({ outcome: { run } }) => run.failed && REFUSALS.includes(run.status));
+  return refused.length ? `${text}; the engine refused ${number(refused.length)} of the latest ${number(sent.length)}` : text;
 }
 
 const bar = (name, value) => make("div", null, make("small", null, name), make("span.meter.long", null, make("i", { style: { width: `${100 * value}%` } })));
@@ -111,9 +127,9 @@ function reasons(row, recorded) {
     make("p.mt", null, `Of the latest ${number(recorded.length)} ${row.role} decisions for it, since ${minute(first)}.`));
 }
 
-function judgement(row, recorded) {
+export function judgement(row, recorded) {
   const lines = [];
-  if (row.peers > 1 && row.legs) lines.push(`${takes(row, true)}${row.share >= HOT[0] ? ": look whether others could take its legs." : ", which is nothing unusual."}`);
+  if (row.peers > 1 && row.hasShare) lines.push(`${takes(row, true)}${isSkewed(row) ? ": look whether others could take its legs." : ", which is nothing unusual."}`);
   const known = recorded.filter((one) => hasCost(one) && typeof one.runner_up?.cost === "number");
   const close = known.filter(({ choice, runner_up: second }) => second.cost - choice.cost <= CLOSE * Math.abs(choice.cost));
   if (known.length) lines.push(`In ${number(close.length)} of ${number(known.length)} decisions with costs the runner-up was at most 5\u00a0% dearer.`);
