@@ -10,36 +10,65 @@ import { pathToFileURL } from "node:url";
 /** A text with its no-break spaces as spaces. */
 const plain = (text) => text.replaceAll("\u00a0", " ");
 
+class Text {
+  constructor(data) { Object.assign(this, { nodeType: 3, data }); }
+  get textContent() { return plain(this.data); }
+  remove() { this.parentNode.childNodes = this.parentNode.childNodes.filter((node) => node !== this); }
+}
+
 class Element {
   constructor(tag) {
-    Object.assign(this, { tag, tagName: tag.toUpperCase(), childNodes: [], dataset: {}, attributes: {}, listeners: {}, className: "", hidden: false });
+    Object.assign(this, { nodeType: 1, nodeName: tag, tag, tagName: tag.toUpperCase(), childNodes: [], dataset: {}, listeners: {}, className: "", hidden: false, isPointed: false });
+    this.attributes = Object.create({ *[Symbol.iterator]() { for (const [name, value] of Object.entries(this)) yield { name, value }; } });
     this.style = { setProperty: (name, value) => { this.style[name] = value; } };
     this.classList = { toggle() {}, add() {}, remove() {} };
   }
   get children() { return this.childNodes.filter((node) => node instanceof Element); }
+  get firstChild() { return this.childNodes[0] ?? null; }
+  get lastChild() { return this.childNodes.at(-1) ?? null; }
   get firstElementChild() { return this.children[0] ?? null; }
   get nextElementSibling() { const all = this.parentNode?.children ?? []; return all[all.indexOf(this) + 1] ?? null; }
-  get textContent() { return plain(this.childNodes.map((node) => (node instanceof Element ? node.textContent : node)).join("")); }
-  set textContent(text) { this.childNodes = [String(text)]; }
+  get textContent() { return this.childNodes.map((node) => node.textContent).join(""); }
+  set textContent(text) { this.replaceChildren(String(text)); }
   append(...nodes) { nodes.forEach((node) => this.insertBefore(node, null)); }
   insertBefore(node, at) {
-    if (node instanceof Element) { node.remove(); node.parentNode = this; }
-    this.childNodes.splice(at ? this.childNodes.indexOf(at) : this.childNodes.length, 0, node);
+    const child = typeof node === "string" ? new Text(node) : node;
+    if (child.parentNode) child.remove();
+    child.parentNode = this;
+    this.childNodes.splice(at ? this.childNodes.indexOf(at) : this.childNodes.length, 0, child);
   }
-  replaceChildren(...nodes) { this.childNodes = []; this.append(...nodes); }
-  replaceChild(node, old) { this.childNodes[this.childNodes.indexOf(old)] = node; node.parentNode = this; }
-  remove() { if (this.parentNode) this.parentNode.childNodes = this.parentNode.childNodes.filter((node) => node !== this); }
+  replaceChildren(...nodes) {
+    for (const node of this.childNodes) node.parentNode = null;
+    this.childNodes = [];
+    this.append(...nodes);
+  }
+  replaceChild(node, old) {
+    if (node.parentNode) node.remove();
+    this.childNodes[this.childNodes.indexOf(old)] = node;
+    [node.parentNode, old.parentNode] = [this, null];
+  }
+  remove() {
+    if (this.parentNode) this.parentNode.childNodes = this.parentNode.childNodes.filter((node) => node !== this);
+    this.parentNode = null;
+  }
   setAttribute(name, value) {
     this.attributes[name] = value;
+    if (name === "class") this.className = value;
     if (name.startsWith("data-")) this.dataset[name.slice(5)] = value;
   }
-  getAttribute(name) { return this.attributes[name] ?? null; }
+  getAttribute(name) { return name === "class" ? this.className : this.attributes[name] ?? null; }
+  hasAttribute(name) { return name in this.attributes; }
+  removeAttribute(name) { delete this.attributes[name]; }
   addEventListener(kind, listener) { this.listeners[kind] = listener; }
-  /** Finds descendants by tag or class; that is all the page asks for here. */
-  querySelectorAll(what) { return this.children.flatMap((child) => [...(child.tag === what || child.className.split(" ").includes(what.slice(1)) ? [child] : []), ...child.querySelectorAll(what)]); }
+  /** Finds descendants by tag, class or an attribute of data; that is all the page asks for here. */
+  querySelectorAll(what) {
+    const data = /^\[data-(\w+)="(.*)"\]$/.exec(what);
+    const isWanted = (node) => (data ? node.dataset[data[1]] === data[2] : node.tag === what || node.className.split(" ").includes(what.slice(1)));
+    return this.children.flatMap((child) => [...(isWanted(child) ? [child] : []), ...child.querySelectorAll(what)]);
+  }
   querySelector(what) { return this.querySelectorAll(what)[0] ?? null; }
-  contains() { return false; }
-  matches() { return false; }
+  contains(node) { return node === this || this.children.some((child) => child.contains(node)); }
+  matches() { return this.isPointed; }
   showModal() { this.open = true; }
   close() { this.open = false; }
   focus() {}
@@ -59,10 +88,15 @@ globalThis.document = {
   getElementById: (id) => byId.get(id) ?? byId.set(id, new Element("div")).get(id),
 };
 globalThis.sessionStorage = { getItem: () => "s3cret", setItem() {}, removeItem() {} };
+let answers = async () => ({ ok: true, text: async () => "{}" });
 globalThis.fetch = async (path, { method = "GET", headers }) => {
   sent.push([method, path, headers.authorization]);
-  return { ok: true, text: async () => "{}" };
+  return answers(path);
 };
+/** What the gateway answers: JSON, or a status without it. */
+const ok = (value) => ({ ok: true, text: async () => JSON.stringify(value) }), status = (code) => ({ ok: false, status: code, text: async () => "" });
+/** Lets what waits for answers go on. */
+const settle = async () => { for (let turn = 0; turn < 20; turn += 1) await null; };
 const load = (name) => import(pathToFileURL(join(copy, name)));
 const [format, store, requests, receipts, lanes, dialogs, charts, worker, slot, fleet, overview, api, request] = await Promise.all(
   ["format", "store", "requests", "receipt", "lanes", "dialogs", "charts", "worker", "slot", "fleet", "overview", "api", "request"].map((name) => load(`${name}.js`)));
@@ -382,6 +416,198 @@ test("why legs come to a worker is told by who decided and what was cached", () 
   const told = [decision("1", { outcome: silent }), decision("2", { leg: "prefill", policy: "random", outcome: silent }), decision("3", { leg: "prefill", outcome: outcome() })];
   assert.deepEqual([requests.predictedText(0, told).textContent, requests.predictedText(0.5, told).textContent, requests.predictedText(null, told.slice(0, 1))], ["random predicts none", "50 % predicted, not by all", "none predicted"]);
   assert.deepEqual(requests.hits([{ outcome: outcome() }, { outcome: null }]), { reported: 0.5, predicted: 0.6 });
+});
+
+/** A worker and its last hour, as `/workers/{id}` tells them. */
+const described = () => ({
+  worker: { id: 7, spec: { url: "http://10.0.0.7:8000", role: "decode", engine: "vllm" }, models: ["tiny"], health: "healthy", draining: false, ranks: [{ dp_rank: 0, active_requests: 1, active_prefill_tokens: 0, decode_blocks: 4, ttft_ewma_us: 645_000, itl_ewma_us: 23_000, error_ppm: 0 }], engine_load: null },
+  hour: { legs: [5, 6, 7], in_flight: [1, 1, 1], kv_usage: [0.1, null, 0.2], ttft_ms: [640, 650, 645], itl_ms: [21, 22, 24], error_ppm: [0, 0, 0] },
+});
+
+test("m6 the page of a worker outlives a read that failed, and only an unknown worker ends it", async (t) => {
+  t.mock.timers.enable({ apis: ["setTimeout"] });
+  takeFleet([row("7", { role: "decode" }), row("8", { role: "decode" })]);
+  store.take("hour", { minutes: [1, 2, 3].map((minute) => ({ at_ms: Date.now() - 60e3 * (4 - minute) })) });
+  let path = ok(described());
+  answers = async (asked) => (asked.startsWith("workers/") ? path : ok({ decisions: [] }));
+  const root = new Element("div"), view = worker.worker(root, ["7"]);
+  await settle();
+  assert.match(root.textContent, /^Fleet \/ decode.*Worker 7 eligible, healthy/);
+  // A decode worker's tile has the line of its own figure.
+  assert.ok(root.textContent.includes("Time per token23ms") && root.querySelectorAll("span").some(({ dataset }) => plain(dataset.most ?? "") === "max 24 ms"), root.textContent);
+  path = status(503);
+  t.mock.timers.tick(4000);
+  await settle();
+  // M6.5
+  assert.match(root.textContent, /^The gateway cannot be read: the gateway answered 503\. What is shown is as of \d\d:\d\d:\d\d\.Fleet \/ decode/);
+  path = ok(described());
+  view.again();
+  await settle();
+  // M6.5
+  assert.match(root.textContent, /^Fleet \/ decode/);
+  path = status(404);
+  t.mock.timers.tick(4000);
+  await settle();
+  // M6.5
+  assert.match(root.textContent, /Worker 7 cannot be shown/);
+  sent.length = 0;
+  t.mock.timers.tick(60_000);
+  assert.deepEqual(sent, [], "it is gone");
+  path = ok(described());
+  view.again();
+  await settle();
+  assert.match(root.textContent, /^Fleet \/ decode/, "another gateway knows it");
+  view.close();
+});
+
+test("m6 a request in flight is read again after a read that failed", async (t) => {
+  t.mock.timers.enable({ apis: ["setTimeout"] });
+  let failing = true;
+  const one = { ...receipt({ candidates: [[7, 0]], left: null, costs: null, choice: { row: 0, worker: 7, dp_rank: 0, cost: null }, runner_up: null, shadow: null }), outcome: null };
+  answers = async (path) => (failing ? status(503) : ok(path.startsWith("decisions?") ? { decisions: [one] } : one));
+  const root = new Element("div"), view = request.request(root, ["1"]);
+  await settle();
+  assert.match(root.textContent, /cannot be shown: the gateway answered 503/);
+  failing = false;
+  t.mock.timers.tick(2000);
+  await settle();
+  // M6.5
+  assert.match(root.textContent, /The request is in flight/);
+  failing = true;
+  t.mock.timers.tick(2000);
+  await settle();
+  // M6.5
+  assert.match(root.textContent, /The request is in flight/);
+  view.close();
+});
+
+test("m6 the overview says nothing of workers before they are known, and holds a row that is pointed at", async (t) => {
+  t.mock.timers.enable({ apis: ["setTimeout", "Date"], now: 1_000_000 });
+  answers = async () => status(503);
+  store.store.known.delete("fleet");
+  takeFleet([]);
+  store.store.known.delete("fleet");
+  store.take("stats", { queue: {}, ready: false, reasons: [] });
+  store.take("slots", { slots: [], history: [], strays: [], compiling: [] });
+  const root = new Element("div"), view = overview.overview(root, []);
+  view.update(new Set(["stats", "slots"]));
+  // M6.6
+  assert.ok(root.textContent.includes("Workersloading") && !root.textContent.includes("no worker is registered"), root.textContent);
+  takeFleet([row("7", { legs: 300 }), row("8", { legs: 100 })]);
+  view.update(new Set(["fleet"]));
+  const workers = root.querySelectorAll("div").find((part) => part.className === "part" && part.querySelector(".workers"));
+  const hrefs = () => workers.querySelectorAll("a").map(({ attributes }) => attributes.href).filter((href) => href?.startsWith("#worker/"));
+  const [first] = workers.querySelector("tbody").children;
+  // M6.6
+  assert.deepEqual(hrefs(), ["#worker/7", "#worker/8"]);
+  const show = (legs) => {
+    takeFleet([row("7", { legs }), row("8", { legs: 100 })]);
+    t.mock.timers.tick(5000);
+    view.update(new Set(["fleet"]));
+  };
+  workers.isPointed = true;
+  show(20);
+  // M6.8
+  assert.deepEqual(hrefs(), ["#worker/7", "#worker/8"]);
+  assert.match(first.textContent, /^7 prefill/);
+  workers.isPointed = false;
+  show(20);
+  // M6.8: an element is not reused for another worker.
+  assert.deepEqual([hrefs(), first.querySelector("a").attributes.href], [["#worker/8", "#worker/7"], "#worker/7"]);
+  view.close();
+  store.take("stats", null);
+  store.store.known.delete("stats");
+});
+
+test("m6 the fleet holds the order of cells that are pointed at, and says when no worker is there", () => {
+  const root = new Element("div"), view = fleet.fleet(root, []);
+  const show = (workers) => {
+    takeFleet(workers);
+    view.update();
+  };
+  show([]);
+  assert.ok(root.textContent.includes("no worker is registered") && !root.textContent.includes("nothing stands out"), root.textContent);
+  const many = (hot) => Array.from({ length: 60 }, (_, place) => row(`${place}`, { legs: place === hot ? 90 : 30 }));
+  show(many(5));
+  const cells = () => root.querySelectorAll(".cells").flatMap((grid) => grid.children.map(({ dataset }) => dataset.id));
+  root.querySelectorAll("button").find((one) => one.textContent === "highest first").onclick();
+  assert.equal(cells()[0], "5");
+  const blocks = root.querySelector(".blocks");
+  blocks.isPointed = true;
+  show(many(8));
+  // M6.8
+  assert.equal(cells()[0], "5");
+  blocks.isPointed = false;
+  show(many(8));
+  // M6.8
+  assert.equal(cells()[0], "8");
+  const spoken = root.querySelectorAll("p").find(({ attributes }) => attributes.role === "status");
+  // M6.8: figures that change are not read aloud.
+  assert.deepEqual([spoken.textContent, root.querySelector(".about").attributes.role], ["", undefined]);
+});
+
+test("m6 a share of few legs is no alarm anywhere, and a worker that is out has none", () => {
+  const few = [row("1", { legs: 7 }), ...Array.from({ length: 399 }, (_, place) => row(`${place + 2}`, { legs: place % 10 ? 0 : 1 }))];
+  takeFleet(few);
+  const [hot] = store.store.workers, shown = (one) => overview.workerRow(one).querySelectorAll("td")[2];
+  // M6.7
+  assert.deepEqual([hot.share > 6, store.heat(hot), shown(hot).textContent, shown(hot).className], [true, 0, "–", "n"]);
+  // M6.7
+  assert.equal(charts.spread("prefill").textContent, "47 legs in the last five minutes: too few to compare");
+  takeFleet([row("1", { legs: 24 }), ...Array.from({ length: 19 }, (_, place) => row(`${place + 2}`, { legs: 1 }))]);
+  const [high] = store.store.workers;
+  // M6.7
+  assert.deepEqual([store.heat(high), shown(high).textContent, shown(high).className], [0, "11×", "n"]);
+  assert.deepEqual(charts.spread("prefill").querySelectorAll("rect").map((bar) => bar.attributes.class).filter(Boolean), []);
+  takeFleet([row("1", { legs: 40 }), row("2", { legs: 0 })]);
+  const [all] = store.store.workers, recorded = [];
+  // M6.7: one session on one of two workers.
+  assert.deepEqual([store.notable()[0].worker.id, worker.judgement(all, recorded).textContent.includes("look whether others could take its legs")], ["1", true]);
+  takeFleet([row("1", { legs: 40, out: "paused", reason: "its engine refused a request: too many requests (429)" }), row("2", { legs: 40 })]);
+  const [paused] = store.store.workers;
+  // M6.7
+  assert.deepEqual([paused.hasShare, worker.shareText(paused), shown(paused).textContent], [false, "it gets no request now", "–"]);
+  assert.ok(overview.workerRow(paused, store.notable()[0]).textContent.endsWith("paused: its engine refused a request: too many requests (429)"));
+  const run = (failed, code) => ({ outcome: { run: { failed, status: code } } });
+  // M6.7
+  assert.equal(worker.errorText({ failed: 1, legs: 28 }, [run("overloaded", 503), run("status_5xx", 500), run(null, null), { outcome: null }]), "1 of 28 legs in five minutes; the engine refused 1 of the latest 3");
+  assert.equal(worker.errorText({ failed: 0, legs: 0 }, []), "no leg in five minutes");
+});
+
+test("m6 long addresses lose what they have in common, and sentences have the same names", () => {
+  const id = (place) => `${place}`.repeat(19), pod = (role, place) => `http://vllm-${role}-${place}.vllm-${role}.inference.svc.cluster.local:8000`;
+  const named = (urls) => {
+    takeFleet(urls.map(([url, role = "prefill"], place) => row(id(place + 1), { url, role })));
+    return urls.map((_, place) => store.nameOf(id(place + 1)));
+  };
+  // M6.9
+  assert.deepEqual(named([[pod("prefill", 0)], [pod("prefill", 1)], [pod("decode", 0), "decode"], [pod("decode", 1), "decode"]]), ["vllm-prefill-0", "vllm-prefill-1", "vllm-decode-0", "vllm-decode-1"]);
+  const first = receipt({ candidates: [[0, 0], [1, 0]], candidates_text: [[id(1), 0], [id(2), 0]], left: null, costs: null, runner_up: null, shadow: null, stages: [], choice: { row: 0 }, sentences: ["", `Worker ${pod("prefill", 0).slice(7)} was chosen. The decision took 82015 µs.`, ""] });
+  // M6.9
+  assert.ok(receipts.receiptCard(first).textContent.includes("Worker vllm-prefill-0 was chosen. The decision took 82 ms."));
+  // M6.9: pods of one name in two namespaces.
+  assert.deepEqual(named([["http://worker-0.prefill.svc.cluster.local:80"], ["http://worker-0.decode.svc.cluster.local:80", "decode"]]), ["worker-0.prefill", "worker-0.decode"]);
+  assert.deepEqual(named([["http://10.0.0.1:8000"], ["http://10.0.0.2:8000"]]), ["10.0.0.1:8000", "10.0.0.2:8000"]);
+  assert.deepEqual(named([[pod("prefill", 0)]]), ["vllm-prefill….local:8000"], "a single one");
+  assert.deepEqual(named([["http://a-very-long-name-of-an-engine-1.example.com"], ["http://a-very-long-name-of-an-engine-2.example.com"]]), ["a-very-long-…an-engine-1", "a-very-long-…an-engine-2"]);
+  assert.equal(new Set(named([["http://same.example.org/the/same/path/of/all"], ["http://same.example.org/the/same/path/of/all"]])).size, 2, "equal ones have ids");
+});
+
+test("m6 an area ends where a line does, and a change before the first point keeps its number", () => {
+  const now = 600_000, at = [60_000, 120_000, 180_000, 240_000, 300_000, 360_000];
+  const d = (values) => charts.spark({ at, lines: [values], now, label: "x" }).querySelector("svg").children.filter((one) => one.attributes.class === "area").map((one) => one.attributes.d.split("Z").length - 1);
+  // M6.10
+  assert.deepEqual([d([1, 2, null, null, 3, 4]), d([1, 2, 3, 4, 5, 6]), d([null, 1, null, 2, null, 3])], [[2], [1], [0]]);
+  const change = (at_ms) => ({ slot: "prefill", lane: "active", result: "installed", reason: "start", policy: "kv-aware", generation: 1, at_ms });
+  store.take("slots", { slots: [], strays: [], compiling: [], history: [change(5e6 - 400e3), change(5e6 - 330e3), change(5e6 - 60e3)] });
+  // M6.10
+  assert.deepEqual(store.chartMarks(5e6, 300e3).filter(({ at_ms }) => at_ms >= 5e6 - 300e3).map(({ label }) => label), ["1–2", "3"]);
+});
+
+test("facts that are times have a unit", () => {
+  const [stage] = receipt().stages, workers = { ...stage.workers, "prefill-us-per-ktoken": [92_657_048, 1000], "taint-preference": [0, 0], "active-prefill-tokens": [0, 0], "decode-blocks": [0, 0], "active-requests": [0, 0] };
+  const text = receipts.receiptCard(receipt({ stages: [{ ...stage, workers }] })).textContent;
+  assert.ok(text.includes("prefill of 1,000 tokens") && text.includes("92.7 s"), text);
 });
 
 test("the digests of a lane's filters stand before the one of the policy that ranks", () => {

@@ -1,6 +1,6 @@
 // The fleet: a cell for each worker, coloured by one figure, and the spread of legs.
 import { spread } from "./charts.js";
-import { choice, dim, link, make, put, render } from "./dom.js";
+import { choice, dim, isPointed, link, make, put, render, setText } from "./dom.js";
 import { number, percent, times } from "./format.js";
 import { workerRow, workerTable } from "./overview.js";
 import { called, heat, HOT, isOut, nameOf, notable, ofRole, roles, sharing, store, takes, urlOf, whereOf } from "./store.js";
@@ -26,8 +26,8 @@ const SCALES = {
 
 export function fleet(root, [colour]) {
   let drawn = 0;
-  const view = { by: colour in SCALES ? colour : "share", order: "name", words: [], current: null };
-  const title = make("div"), legend = make("p.legend.scale"), blocks = make("div.blocks"), about = make("div.about", { id: "about", role: "status" }), side = make("div.stack");
+  const view = { by: colour in SCALES ? colour : "share", order: "name", words: [], current: null, ids: new Map(), spoken: make("p.hidden-title", { role: "status" }) };
+  const title = make("div"), legend = make("p.legend.scale"), blocks = make("div.blocks"), about = make("div.about", { id: "about" }), side = make("div.stack");
   const input = make("input.end", { type: "search", placeholder: "id, address, zone, draining …", "aria-label": "Find workers", oninput: ({ target }) => {
     view.words = target.value.toLowerCase().split(/[\s,]+/).filter(Boolean);
     paint(view, legend, blocks, about);
@@ -38,7 +38,7 @@ export function fleet(root, [colour]) {
   };
   view.colours = choice("Colour by", Object.entries(SCALES).map(([key, { name }]) => [key, name]), view.by, set("by"));
   const controls = make("div.head.controls", null, view.colours, choice("Order", [["name", "by name"], ["value", "highest first"]], view.order, set("order")), input);
-  put(root, title, make("div.cols", null, make("section.card", null, controls, legend, blocks, about), side));
+  put(root, title, make("div.cols.top", null, make("section.card", null, controls, legend, blocks, about, view.spoken), side));
   return {
     kinds: ["fleet"],
     update() {
@@ -72,10 +72,12 @@ function spreadText(role) {
   return `The 1\u00a0% of the workers with the highest shares (${most}) take ${percent(part, 1)} of the legs, and ${called(list[0].id)} alone ${percent(list[0].part, 1)}. ${rest}`;
 }
 
+const NO_WORKER = "no worker is registered";
+
 function worthALook() {
   const found = notable();
   return make("section.card", null, make("div.head", null, make("h2", null, "Worth a look")),
-    found.length ? make("ol.log.wide", null, found.map(({ worker, text, more }) => make("li", null, link(`#worker/${worker.id}`, nameOf(worker.id)), make("span", null, text, more ? `; ${more} more` : "")))) : make("p.dim", null, "nothing stands out"));
+    found.length ? make("ol.log.wide", null, found.map(({ worker, text, more }) => make("li", null, link(`#worker/${worker.id}`, nameOf(worker.id)), make("span", null, text, more ? `; ${more} more` : "")))) : make("p.dim", null, !store.workers.length ? NO_WORKER : store.stats?.ready === false ? "the gateway is not ready; the overview says why" : "nothing stands out"));
 }
 
 function isMatch(worker, words) {
@@ -83,15 +85,21 @@ function isMatch(worker, words) {
   return words.filter((word) => word !== "zone").every((word) => (word.length === 1 && worker.zone ? worker.zone.toLowerCase() === word || text.includes(` ${word} `) : text.includes(word)));
 }
 
-function sorted(role, { by, order }) {
+/** The workers of a role in order. With `holds` those that were there stay in their places. */
+function sorted(role, { by, order, ids }, holds) {
   const list = ofRole(role);
   if (order === "value") list.sort((a, b) => Number(isOut(a)) - Number(isOut(b)) || SCALES[by].of(b) - SCALES[by].of(a));
+  if (holds && ids.has(role)) {
+    const places = new Map(ids.get(role).map((id, place) => [id, place])), place = ({ id }) => places.get(id) ?? places.size;
+    list.sort((a, b) => place(a) - place(b));
+  }
+  ids.set(role, list.map(({ id }) => id));
   return list;
 }
 
 function paint(view, legend, blocks, about) {
   const scale = SCALES[view.by];
-  const cells = store.workers.length >= MIN_CELLS;
+  const cells = store.workers.length >= MIN_CELLS, holds = isPointed(blocks);
   // A table has the figures themselves.
   view.colours.hidden = !cells;
   legend.hidden = !cells;
@@ -99,8 +107,8 @@ function paint(view, legend, blocks, about) {
   render(legend, view.by, () => [scale.names.map((name, level) => name && make("span", null, make(`i.f${level}`), name)), make("span", null, make("i.off"), "not eligible")]);
   if (!cells) {
     const why = new Map(notable().map((one) => [one.worker.id, one]));
-    const rows = roles().flatMap((role) => sorted(role, view)).filter((worker) => isMatch(worker, view.words)).map((worker) => workerRow(worker, why.get(worker.id)));
-    put(blocks, make("div.flush", null, workerTable(rows)));
+    const rows = roles().flatMap((role) => sorted(role, view, holds)).filter((worker) => isMatch(worker, view.words)).map((worker) => workerRow(worker, why.get(worker.id)));
+    put(blocks, make("div.flush", null, rows.length ? workerTable(rows) : make("p.quiet", null, store.workers.length ? "no worker matches" : NO_WORKER)));
     return;
   }
   for (const role of roles()) {
@@ -109,7 +117,7 @@ function paint(view, legend, blocks, about) {
       block = make("div.block", { "data-block": role }, make("div.head", null, make("h3", null, role), dim("")), board(role, view, about));
       blocks.append(block);
     }
-    const list = sorted(role, view), eligible = list.filter((worker) => !isOut(worker)).length;
+    const list = sorted(role, view, holds), eligible = list.filter((worker) => !isOut(worker)).length;
     block.querySelector(".dim").textContent = `${number(eligible)} of ${number(list.length)} eligible`;
     const grid = block.querySelector(".cells");
     while (grid.children.length < list.length) grid.append(make("i"));
@@ -137,6 +145,8 @@ function board(role, view, about) {
   const go = (id) => {
     view.current = id;
     point(view, grid.closest(".blocks"), about);
+    // A screen reader reads the figures of the worker that was gone to, and not each change of them.
+    setText(view.spoken, about.textContent);
   };
   grid.addEventListener("pointerover", ({ target }) => target.dataset.id && go(target.dataset.id));
   grid.addEventListener("click", ({ target }) => target.dataset.id && (location.hash = `#worker/${target.dataset.id}`));

@@ -3,6 +3,7 @@ import { follow, token } from "./api.js";
 import { onResult } from "./dialogs.js";
 import { make, setText } from "./dom.js";
 import { fleet } from "./fleet.js";
+import { clock } from "./format.js";
 import { overview } from "./overview.js";
 import { request } from "./request.js";
 import { slot } from "./slot.js";
@@ -14,7 +15,7 @@ const VIEWS = { overview, fleet, slot, request, worker };
 /** A view is drawn at most once in this time, milliseconds. */
 const INTERVAL = 1000;
 const $ = (id) => document.getElementById(id);
-const page = { view: null, changed: new Set(), drawn: 0, timer: 0 };
+const page = { view: null, changed: new Set(), drawn: 0, timer: 0, heard: null, isLost: false };
 
 function open() {
   const [name, ...parts] = (location.hash.slice(1) || "overview").split("/");
@@ -68,6 +69,7 @@ function setStatus(text, bad) {
 
 /** Shows that events come, and whether the gateway is ready. */
 function setLive() {
+  if (!store.stats) return setStatus("loading", false);
   const ready = store.stats?.ready ?? true;
   setStatus(ready ? "live" : "live, not ready", !ready);
 }
@@ -75,6 +77,7 @@ function setLive() {
 function handle(kind, data) {
   const before = store.stats?.ready;
   take(kind, data);
+  page.heard = Date.now();
   if (kind === "stats" && data.ready !== before) setLive();
   if (kind === "hello") {
     setText($("version"), ` · ${data.version} · ${location.host}`);
@@ -83,6 +86,8 @@ function handle(kind, data) {
     if (data.may_change) $("token").hidden = true;
     else if (token.get()) askForToken("wrong token");
     setLive();
+    if (page.isLost) page.view.again?.();
+    page.isLost = false;
     for (const each of page.view.kinds) if (store.known.has(each)) page.changed.add(each);
   } else {
     page.changed.add(kind);
@@ -100,8 +105,9 @@ function askForToken(problem) {
 
 function connect() {
   follow(handle, (status) => {
+    page.isLost = true;
     if (status === 401 || status === 403) askForToken(status === 403 ? "wrong token" : "");
-    else setStatus("disconnected, reconnecting", true);
+    else setStatus(`disconnected, reconnecting${page.heard ? `; all figures are as of ${clock(page.heard)}` : ""}`, true);
   });
 }
 

@@ -24,7 +24,8 @@ const FILTERS = { all: "ended=true", failed: "failed=true", slow: "min_ttft_ms=1
 export function overview(root, [filter]) {
   const parts = Object.fromEntries(["problems", "signals", "slots", "changes", "workers", "spread"].map((name) => [name, make("div.part")]));
   const requests = requestsCard(filter in FILTERS ? filter : "all");
-  let summary = null, closed = false, timer = 0, newest_ms;
+  // `undefined` until the summary was read for the first time.
+  let summary, closed = false, timer = 0, newest_ms, rows = [];
   const drawn = {};
   /** Whether a part was drawn longer ago than this: drawing anew leaves garbage. */
   const due = (part, interval) => {
@@ -35,11 +36,18 @@ export function overview(root, [filter]) {
   const readSummary = async () => {
     try {
       summary = await get("decisions/summary?window=5m");
-    } catch { /* shown without */ }
+    } catch {
+      summary ??= null;
+    }
     if (closed) return;
-    if (!document.hidden) render(parts.slots, [summary, store.slots.slots.map(shapeOf), store.slots.compiling], () => slotsCard(summary));
+    if (!document.hidden) showSlots();
     timer = setTimeout(readSummary, AGAIN);
   };
+  const showSlots = () => {
+    if (summary === undefined || !store.known.has("slots")) return;
+    render(parts.slots, [summary, store.slots.slots.map(shapeOf), store.slots.compiling], () => slotsCard(summary));
+  };
+  for (const name of ["signals", "slots", "workers"]) put(parts[name], loading(name));
   put(root, make("h1.hidden-title", null, "Overview"), parts.problems, parts.signals, make("div.cols", null, parts.slots, parts.changes), make("div.cols", null, parts.workers, parts.spread), requests.node);
   crossHair(parts.signals);
   readSummary();
@@ -57,13 +65,15 @@ export function overview(root, [filter]) {
         else later.push("stats");
       }
       if (any("slots")) {
-        render(parts.slots, [summary, store.slots.slots.map(shapeOf), store.slots.compiling], () => slotsCard(summary));
+        showSlots();
         render(parts.changes, [store.slots.history, minute(Date.now())], changesCard);
       }
-      if (any("fleet", "stats", "slots")) {
+      if (any("fleet", "stats", "slots") && store.known.has("fleet")) {
         if (due("workers", WORKERS)) {
           render(parts.problems, problems(), problemList);
-          put(parts.workers, workersCard());
+          // A row that is pointed at stays in its place.
+          rows = workersShown(isPointed(parts.workers) ? rows : []);
+          put(parts.workers, workersCard(rows));
           put(parts.spread, spreadCard());
         } else {
           later.push("fleet");
@@ -82,6 +92,9 @@ export function overview(root, [filter]) {
     },
   };
 }
+
+/** Stands for a part until the gateway has told what it shows. */
+const loading = (name) => card("", name[0].toUpperCase() + name.slice(1), null, make("p.dim", null, "loading"));
 
 /** What the slots’ rows show of a slot, apart from the summary. */
 const shapeOf = ({ slot, model, policy, generation, breaker_open: open, canary, shadow, refusals }) =>
@@ -107,7 +120,7 @@ const rate = (value) => number(value, value < 100 ? 1 : 0);
 
 function signals() {
   const { stats, minutes } = store;
-  if (!stats) return null;
+  if (!stats) return loading("signals");
   const now = Date.now(), at = [...minutes.map((one) => one.at_ms), now];
   const of = (key) => [...minutes, stats].map((one) => (one[key] === undefined ? null : one[key]));
   const shares = [...minutes, stats].map(({ requests_per_second: rate, errors_per_second: errors }) => (rate ? 1 - errors / rate : null));
@@ -186,10 +199,18 @@ function changesCard() {
   return make("section.card", null, make("div.head", null, make("h2", null, tip("changes", "Changes")), numbered.length > 0 && dim("numbered in the charts")), lines.length ? make("ol.log", null, lines) : make("p.dim", null, none));
 }
 
-function workersCard() {
+/** Ids of the workers that are shown: those of `before`, or the ones worth a look and then the busiest. */
+function workersShown(before) {
+  const held = before.filter((id) => store.byId.has(id));
+  if (held.length) return held;
+  const found = new Set(notable().map(({ worker }) => worker.id));
+  const busiest = store.workers.filter(({ id }) => !found.has(id)).sort((a, b) => b.share - a.share || b.load - a.load || a.id.localeCompare(b.id));
+  return [...found, ...busiest.map(({ id }) => id)].slice(0, MAX_WORKERS);
+}
+
+function workersCard(ids) {
   const all = store.workers, out = all.filter(isOut).length, found = new Map(notable().map((one) => [one.worker.id, one]));
-  const busiest = all.filter(({ id }) => !found.has(id)).sort((a, b) => b.share - a.share || b.load - a.load || a.id.localeCompare(b.id));
-  const shown = [...[...found.values()].map(({ worker }) => worker), ...busiest].slice(0, MAX_WORKERS);
+  const shown = ids.map((id) => store.byId.get(id));
   const text = `${number(all.length - out)} of ${number(all.length)} eligible${shown.length < all.length ? "; those worth a look, then the busiest" : ""}`;
   const body = shown.map((worker) => workerRow(worker, found.get(worker.id)));
   return make("section.card.flush", null, make("div.head", null, make("h2", null, "Workers"), dim(text), make("a.end", { href: "#fleet" }, `all ${number(all.length)}`)),
@@ -201,7 +222,7 @@ export const workerTable = (body) => table("rows.workers", ["worker", ["n", tip(
 export function workerRow(worker, why) {
   const text = why ? why.text + (why.more ? `; ${number(why.more)} more` : "") : isOut(worker) ? worker.out.replaceAll("_", " ") : "eligible";
   const kind = why?.kind ?? (isOut(worker) ? "bad" : "dim");
-  return make("tr.go", null, make("td.name", null, make("a.hit", { href: `#worker/${worker.id}` }, nameOf(worker.id)), dim(` ${worker.role}${worker.zone ? `, zone ${worker.zone}` : ""}`)),
+  return make("tr.go", { "data-key": worker.id }, make("td.name", null, make("a.hit", { href: `#worker/${worker.id}` }, nameOf(worker.id)), dim(` ${worker.role}${worker.zone ? `, zone ${worker.zone}` : ""}`)),
     make("td.n", { "data-label": "load" }, worker.limit ? `${worker.in_flight} of ${worker.limit}` : number(worker.in_flight), worker.limit && !isDown(worker) && meter(worker.load)),
     make(`td.n${isSkewed(worker) ? ".warn" : ""}`, { "data-label": "share" }, worker.hasShare ? times(worker.share) : "–"),
     make("td.n", { "data-label": "KV" }, isDown(worker) ? "–" : percent(worker.kv)), make(`td.n${isFailing(worker) ? ".bad" : ""}`, { "data-label": "errors" }, percent(worker.errors, 1)),

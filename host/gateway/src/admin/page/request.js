@@ -13,20 +13,27 @@ const AGAIN = 2000;
 const INSIDE = 0.16;
 
 export function request(root, [id]) {
-  let timer = 0, closed = false;
+  let timer = 0, turn = 0, closed = false, isShown = false, isOpen = true;
   const load = async () => {
+    clearTimeout(timer);
+    const mine = (turn += 1);
     try {
       const shown = await read(id);
-      if (closed) return;
+      if (closed || mine !== turn) return;
       show(root, id, shown);
-      if (!shown.request.outcome && shown.request.state[0] === "open") timer = setTimeout(load, AGAIN);
+      isShown = true;
+      isOpen = !shown.request.outcome && shown.request.state[0] === "open";
     } catch (error) {
-      if (!closed) put(root, card("", "Request", null, make("p", null, `The decision ${id} cannot be shown: ${error.message}.`), make("p.mt", null, link("#overview", "Back to the overview"))));
+      if (closed || mine !== turn) return;
+      const isGone = [400, 404].includes(error.status);
+      isOpen &&= !isGone;
+      if (isGone || !isShown) put(root, card("", "Request", null, make("p", null, `The decision ${id} cannot be shown: ${error.message}.`), make("p.mt", null, link("#overview", "Back to the overview"))));
     }
+    if (isOpen) timer = setTimeout(load, AGAIN);
   };
   put(root, card("", "Request", null, make("p.dim", null, "loading")));
   load();
-  return { kinds: [], update() {}, close() { closed = true; clearTimeout(timer); } };
+  return { kinds: [], update() {}, again: () => isOpen && load(), close() { closed = true; clearTimeout(timer); } };
 }
 
 async function read(id) {

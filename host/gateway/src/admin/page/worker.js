@@ -17,20 +17,26 @@ const SHOWN = 12;
 const CLOSE = 0.05;
 
 export function worker(root, [id]) {
-  let timer = 0, closed = false, whole = null, recorded = [];
-  const head = make("div"), figures = make("div.part"), why = make("div.cols.even"), ranks = make("div"), requests = requestTable(), more = make("div");
+  let timer = 0, turn = 0, closed = false, whole = null, recorded = [], read_ms = null;
+  const problem = make("p.warn", { role: "status" }), head = make("div"), figures = make("div.part"), why = make("div.cols.even"), ranks = make("div"), requests = requestTable(), more = make("div");
   const load = async () => {
+    clearTimeout(timer);
+    const mine = (turn += 1);
     try {
       const [one, found] = await Promise.all([get(`workers/${encodeURIComponent(id)}`), get(`decisions?short=true&limit=${RECORDED}&worker=${encodeURIComponent(id)}`)]);
-      [whole, recorded] = [one, found.decisions.filter((decision) => !decision.plan)];
+      if (closed || mine !== turn) return;
+      [whole, recorded, read_ms] = [one, found.decisions.filter((decision) => !decision.plan), Date.now()];
+      setText(problem, "");
+      if (!root.contains(head)) lay();
+      show();
     } catch (error) {
-      if (!closed) put(root, card("", "Worker", null, make("p", null, `Worker ${id} cannot be shown: ${error.message}.`), make("p.mt", null, link("#fleet", "All workers"))));
-      return;
+      if (closed || mine !== turn) return;
+      if ([400, 404].includes(error.status)) return void root.replaceChildren(card("", "Worker", null, make("p", null, `Worker ${id} cannot be shown: ${error.message}.`), make("p.mt", null, link("#fleet", "All workers"))));
+      setText(problem, `The gateway cannot be read: ${error.message}. ${read_ms ? `What is shown is as of ${clock(read_ms)}.` : "The page tries again."}`);
     }
-    if (closed) return;
-    show();
     timer = setTimeout(load, AGAIN);
   };
+  const lay = () => root.replaceChildren(problem, head, figures, why, ranks, card("flush", "Latest requests here", [phaseLegend(), dim("the legs of other workers are on each request’s own page")], requests), more);
   const show = () => {
     const row = store.byId.get(String(id));
     if (!whole || !row || document.hidden) return;
@@ -42,9 +48,9 @@ export function worker(root, [id]) {
     put(more, configuration(whole.worker));
   };
   crossHair(figures);
-  put(root, head, figures, why, ranks, card("flush", "Latest requests here", [phaseLegend(), dim("the legs of other workers are on each request’s own page")], requests), more);
+  lay();
   load();
-  return { kinds: ["fleet"], update: () => void (head.children.length || show()), close() { closed = true; clearTimeout(timer); } };
+  return { kinds: ["fleet"], update: () => void (head.children.length || show()), again: load, close() { closed = true; clearTimeout(timer); } };
 }
 
 function heading({ spec, models, health, draining, stuck, ranks }, row) {
