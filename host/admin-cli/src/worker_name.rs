@@ -116,8 +116,8 @@ mod tests {
     fn a_text_names_workers_by_their_addresses() {
         let text =
             "worker 9007199254740993 gets no request: paused, worker 7 is busy, worker 9007199254740994";
+        // O1.29
         assert_eq!(
-            // O1.29
             with_addresses(text, &workers()),
             "worker decode-a.example:8000/v gets no request: paused, worker 7 is busy, worker 9007199254740994"
         );

@@ -78,7 +78,7 @@ fn scripts() -> Vec<String> {
 
 /// The page's scripts, in Node with a stand-in for the browser.
 #[test]
-fn the_page_makes_rows_sentences_and_charts_of_what_the_gateway_tells() {
+fn m6_the_page_makes_rows_sentences_and_charts_of_what_the_gateway_tells() {
     let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
     let node =
         std::process::Command::new("node").args(["--test", "tests/page.test.mjs"]).current_dir(dir).output();
@@ -87,6 +87,7 @@ fn the_page_makes_rows_sentences_and_charts_of_what_the_gateway_tells() {
         return;
     };
     let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    // M6.5, M6.6, M6.7, M6.8, M6.9, M6.10: the same marks are in page.test.mjs.
     assert!(output.status.success(), "{text}");
 }
 

@@ -107,8 +107,8 @@ impl Router {
         decision
     }
 
-    /// Runs the shadow and compares its plan with `plan`; only the active lane's is counted. `None`: it was not
-    /// called.
+    /// Runs the shadow and compares its plan with `plan`. Only what the active lane decided is counted.
+    /// `None`: the shadow was not called.
     fn compare_plans(
         &self,
         shadow: &GenerationHandle,
