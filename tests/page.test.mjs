@@ -604,6 +604,12 @@ test("m6 an area ends where a line does, and a change before the first point kee
   assert.deepEqual(store.chartMarks(5e6, 300e3).filter(({ at_ms }) => at_ms >= 5e6 - 300e3).map(({ label }) => label), ["1–2", "3"]);
 });
 
+test("the text of a bar fits a phone: in the bar, before it or after it", () => {
+  const place = (from, to, text) => request.placeOf({ from, to }, 100, text);
+  assert.deepEqual([place(0, 20, "46 ms"), place(0, 4, "46 ms"), place(95, 100, "46 ms")], ["inside", "after", "before"]);
+  assert.deepEqual([place(60, 100, "176 ms, 11 more tokens"), place(50, 100, "176 ms, 11 more tokens")], ["before", "inside"], "what it held at 390 pixels");
+});
+
 test("facts that are times have a unit", () => {
   const [stage] = receipt().stages, workers = { ...stage.workers, "prefill-us-per-ktoken": [92_657_048, 1000], "taint-preference": [0, 0], "active-prefill-tokens": [0, 0], "decode-blocks": [0, 0], "active-requests": [0, 0] };
   const text = receipts.receiptCard(receipt({ stages: [{ ...stage, workers }] })).textContent;

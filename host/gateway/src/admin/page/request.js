@@ -9,8 +9,8 @@ import { rankName, store } from "./store.js";
 const MAX_DECISIONS = 40;
 /** How often a request in flight is read again, milliseconds. */
 const AGAIN = 2000;
-/** Room for a text inside a bar, as a share of the track. */
-const INSIDE = 0.16;
+/** Width of a text on a phone, as a share of the track: its padding, and each character. */
+const [PADDING, CHARACTER] = [0.04, 0.0185];
 
 export function request(root, [id]) {
   let timer = 0, turn = 0, closed = false, isShown = false, isOpen = true;
@@ -95,6 +95,14 @@ function roundTicks(all) {
   return [0, 1, 2, 3, 4].map((place) => place * step).filter((ms) => ms <= 0.8 * all);
 }
 
+const room = (text) => PADDING + CHARACTER * text.length;
+
+/** Where the text of a bar stands, so that it fits: in the bar, before it or after it. */
+export function placeOf({ from, to }, all, text) {
+  if ((to - from) / all >= room(text)) return "inside";
+  return to / all > 1 - room(text) ? "before" : "after";
+}
+
 function timeline(found) {
   const { outcome } = found, all = outcome.duration_ms;
   const at = (ms) => `${((100 * ms) / all).toFixed(2)}%`;
@@ -105,12 +113,11 @@ function timeline(found) {
   };
   const rows = phases(found).flatMap(({ kind, from, to, attempt }) => {
     const text = millis(to - from) + (kind === "decode" ? `, ${outcome.ttft_ms === null ? plural(outcome.output_tokens, "token") : plural(Math.max(0, outcome.output_tokens - 1), "more token")}` : "");
-    const inside = (to - from) / all > INSIDE, right = to / all > 1 - INSIDE;
-    const style = inside ? { left: at(from) } : right ? { right: at(all - from) } : { left: at(to) };
-    return [make("span.what", null, names[kind](attempt)), make("div.track", null, make(`i.${kind}`, { style: { left: at(from), width: at(to - from) } }), make(`span${inside ? `.inside.${kind}` : ""}`, { style }, text))];
+    const place = placeOf({ from, to }, all, text), style = { inside: { left: at(from) }, before: { right: at(all - from) }, after: { left: at(to) } }[place];
+    return [make("span.what", null, names[kind](attempt)), make("div.track", null, make(`i.${kind}`, { style: { left: at(from), width: at(to - from) } }), make(`span${place === "inside" ? `.inside.${kind}` : ""}`, { style }, text))];
   });
   const ticks = roundTicks(all).map((ms) => make("span", { style: { left: at(ms) } }, millis(ms)));
-  const late = outcome.ttft_ms / all > 0.75;
-  const first = outcome.ttft_ms !== null && make("div.over", null, make("div.first", { style: { left: at(outcome.ttft_ms) } }, make(`b${late ? ".late" : ""}`, null, `first token ${millis(outcome.ttft_ms)}`)));
+  const label = `first token ${millis(outcome.ttft_ms)}`, late = outcome.ttft_ms / all > 1 - room(label);
+  const first = outcome.ttft_ms !== null && make("div.over", null, make("div.first", { style: { left: at(outcome.ttft_ms) } }, make(`b${late ? ".late" : ""}`, null, label)));
   return make("div.timeline", null, make("span"), make("div.scale", null, ticks, make("span.last", null, millis(all))), rows, first);
 }
