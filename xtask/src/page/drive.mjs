@@ -202,8 +202,13 @@ try {
   // 1,000 workers and 200 requests a second.
   for (const line of await measure(context, url, pictures)) console.log(line);
 
+  // A gateway that is away leaves what is shown, with its time.
+  await open(page, "worker/2");
+  await page.locator("h2", { hasText: "Ranks" }).waitFor();
   step("end");
   await page.locator("#state", { hasText: "disconnected" }).waitFor();
+  await page.getByText("What is shown is as of").waitFor();
+  await page.locator("h2", { hasText: "Ranks" }).waitFor();
   // The browser reports the lost connection, and may report nothing else.
   const ours = problems.filter((text) => !/net::ERR_(CONNECTION|INCOMPLETE)/.test(text));
   assert.deepEqual(ours, []);
