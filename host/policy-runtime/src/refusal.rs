@@ -174,6 +174,12 @@ pub enum Refusal {
         /// Names of the files of all slots.
         expected: String,
     },
+    /// The file is the source of a policy.
+    #[error(
+        "the file is source code, which the gateway does not build; build it with `pointsman policy build FOLDER`, and \
+         copy the .wasm file here"
+    )]
+    Source,
     /// The file is named after a slot that its model does not have.
     #[error(
         "the model `{model}` has no slot {slot} of its own; add [models.\"{model}\".slots.{slot}] to the configuration \
@@ -285,6 +291,20 @@ impl Refusal {
         matches!(self, Self::NotCompiled(_))
     }
 
+    /// Returns whether a file is refused so while it, or its signature, is being copied.
+    #[must_use]
+    pub(crate) fn may_end_with_a_copy(&self) -> bool {
+        matches!(
+            self,
+            Self::NotWasm(_)
+                | Self::NotAComponent(_)
+                | Self::Malformed(_)
+                | Self::Unsigned
+                | Self::Tampered
+                | Self::PinMismatch { .. }
+        )
+    }
+
     /// Returns how an operator repeats what failed; empty if there is no command for it.
     #[must_use]
     pub(crate) fn how_to_repeat(&self) -> &'static str {
@@ -327,7 +347,7 @@ impl Refusal {
             Self::WrongSlot { .. } | Self::NoFormula(_) | Self::WrongNamed { .. } | Self::NoRank(_) => {
                 "wrong_slot"
             }
-            Self::NoSlot { .. } | Self::NoModelSlot { .. } => "no_slot",
+            Self::NoSlot { .. } | Self::Source | Self::NoModelSlot { .. } => "no_slot",
             Self::Formula(_) => "formula",
             Self::TwoFiles(_) => "two_files",
             Self::Quarantined(_) => "quarantined",

@@ -43,6 +43,9 @@ const NOT_POLICIES: [&str; 15] = [
     "~",
 ];
 
+/// Endings of source files in the languages of policies.
+const SOURCES: [&str; 4] = [".js", ".py", ".rs", ".ts"];
+
 /// Entries of one directory that are listed; the rest is ignored.
 const MAX_ENTRIES: usize = 10_000;
 
@@ -226,6 +229,12 @@ fn is_policy(name: &str, is_of_slots: bool) -> bool {
     name.ends_with(".wasm")
         || name.ends_with(if is_of_slots { ".toml" } else { ".formula.toml" })
         || (is_of_slots && begins_as_slot(&name) && !is_beside_policies(&name))
+        || (is_of_slots && is_source(&name))
+}
+
+/// Returns whether a file is a policy before it is built.
+pub(super) fn is_source(name: &str) -> bool {
+    SOURCES.iter().any(|ending| name.ends_with(ending))
 }
 
 /// Returns whether a file is a companion of one with a shorter name, or for other readers.
@@ -286,7 +295,9 @@ mod tests {
             "aggregated.formula.tml",
             "decode-override",
             "decode.formula",
+            "org/tiny/policy.js",
             "org/tiny/prefill.component",
+            "policy.py",
             "prefil.formula.toml",
             "prefill.wat",
             "project/shortest.wasm",
@@ -299,6 +310,7 @@ mod tests {
             "decode.formula.toml~",
             "org/tiny/prefill.txt",
             "org/tiny/prefill.wasm",
+            "parts/policy.py",
             "parts/prefill.wat",
             "prefill-notes.md",
             "prefill.old",

@@ -16,7 +16,7 @@ use crate::spec::InheritedBy;
 const MAX_MISSES: u8 = 2;
 
 /// Time after which a scan looks again at what may be in the middle of a replacement: a file or the directory
-/// that is missing, or a file that its signature does not fit.
+/// that is missing, or a file that changed and may not be whole yet.
 pub(super) const RESCAN: Duration = Duration::from_secs(1);
 
 /// Source of a lane's content.
@@ -64,14 +64,20 @@ pub(super) struct ManagedLane {
     pub(super) waits_for: Vec<PolicyKey>,
     /// Time at which it began to wait for them, milliseconds since the Unix epoch.
     pub(super) waits_since_ms: u64,
+    /// Digest of its own file at that time.
+    waits_with: Option<Digest>,
     /// Digest of the lane's own file, as it was read last.
     pub(super) own: Option<Digest>,
     /// Whether the file existed and has not been given up since.
     seen: bool,
     /// Consecutive scans that missed the file.
     misses: u8,
-    /// Time from which a signature that does not fit its file is a refusal; `None` while all fit.
-    tampered_from: Option<Instant>,
+    /// Identifies its files as the last scan read them.
+    read: Option<Digest>,
+    /// Time from which these are judged although they may not be whole: a copy may last.
+    judged_from: Instant,
+    /// Whether the next scan judges them at once.
+    judges_at_once: bool,
     /// Which policy in the file gets the settings of the slot.
     pub(super) inherited_by: Option<InheritedBy>,
 }
@@ -91,10 +97,13 @@ impl ManagedLane {
             refusals: Vec::new(),
             waits_for: Vec::new(),
             waits_since_ms: 0,
+            waits_with: None,
             own: None,
             seen: false,
             misses: 0,
-            tampered_from: None,
+            read: None,
+            judged_from: Instant::now(),
+            judges_at_once: true,
             inherited_by: None,
         }
     }
@@ -111,28 +120,34 @@ impl ManagedLane {
         }
         self.misses += 1;
         if self.misses < MAX_MISSES && !moved {
-            // A reload that does not find the file does not judge the signature that comes back with it.
-            self.tampered_from = None;
+            // A reload that does not find the file does not judge what comes back.
+            self.judges_at_once = false;
             return true;
         }
         (self.seen, self.misses, self.own) = (false, 0, None);
         false
     }
 
-    /// Returns whether a signature that does not fit its file may only be in the middle of an update: one of
-    /// the two is replaced first. `is_tampered`: whether one does not fit now.
-    pub(super) fn may_be_updated(&mut self, is_tampered: bool) -> bool {
-        if !is_tampered {
-            self.tampered_from = None;
-            return false;
-        }
+    /// Records what a scan read from its files.
+    pub(super) fn set_read(&mut self, read: Option<Digest>) {
         let now = Instant::now();
-        now < *self.tampered_from.get_or_insert(now + RESCAN)
+        if std::mem::take(&mut self.judges_at_once) {
+            self.judged_from = now;
+        } else if self.read != read {
+            self.judged_from = now + RESCAN;
+        }
+        self.read = read;
     }
 
-    /// Returns whether the next scan decides whether its file is gone, or does not fit its signature.
+    /// Returns whether its files changed so lately that one may be in the middle of a copy, or without its
+    /// signature.
+    pub(super) fn may_be_unfinished(&self) -> bool {
+        Instant::now() < self.judged_from
+    }
+
+    /// Returns whether the next scan decides whether its file is gone, or not whole.
     pub(super) fn may_be_in_replacement(&self) -> bool {
-        self.misses > 0 || self.tampered_from.is_some_and(|from| Instant::now() < from)
+        self.misses > 0 || self.may_be_unfinished()
     }
 
     /// Records what the lane is asked to run. Returns whether that runs already, was refused already, or is
@@ -182,16 +197,20 @@ impl ManagedLane {
 
     /// Waits for policies to be compiled.
     pub(super) fn wait_for(&mut self, policies: Vec<PolicyKey>) {
-        if self.waits_since_ms == 0 {
-            self.waits_since_ms = unix_ms();
+        if self.waits_since_ms == 0 || self.waits_with != self.own {
+            (self.waits_since_ms, self.waits_with) = (unix_ms(), self.own);
         }
         self.waits_for = policies;
     }
 
-    /// Forgets that content was refused because its compiler ended, and lets the next scan refuse a signature
-    /// that does not fit at once.
+    /// Lets the next scan refuse at once what may not be whole.
+    pub(super) fn judge_at_once(&mut self) {
+        self.judges_at_once = true;
+    }
+
+    /// Forgets that content was refused because its compiler ended, and lets the next scan judge at once.
     pub(super) fn prepare_reload(&mut self) {
-        self.tampered_from = Some(Instant::now());
+        self.judge_at_once();
         if self.refusals.iter().any(|refusal| ["quarantined", "compiler_died"].contains(&refusal.kind)) {
             self.refused = None;
         }
@@ -218,16 +237,31 @@ mod tests {
     #[test]
     fn n7_a_file_that_a_reload_did_not_find_may_be_updated_when_it_comes_back() {
         let mut lane = ManagedLane::new(PathBuf::from("prefill.wasm"), None);
-        assert!(!lane.may_come_back(true, false) && !lane.may_be_updated(false));
-        lane.prepare_reload();
-        assert!(lane.may_come_back(false, false));
+        let read = |content| Some(Digest([content; 32]));
         assert!(!lane.may_come_back(true, false));
-        // N7.26
-        assert!(lane.may_be_updated(true));
+        lane.set_read(read(1));
+        assert!(!lane.may_be_unfinished(), "the start judges what it finds");
         lane.prepare_reload();
-        assert!(
-            !lane.may_come_back(true, false) && !lane.may_be_updated(true),
-            "a reload judges what it finds"
-        );
+        assert!(lane.may_come_back(false, false) && !lane.may_come_back(true, false));
+        lane.set_read(read(2));
+        // N7.26
+        assert!(lane.may_be_unfinished());
+        lane.prepare_reload();
+        lane.set_read(read(3));
+        assert!(!lane.may_be_unfinished(), "a reload judges what it finds");
+    }
+
+    #[test]
+    fn o1_another_file_is_compiled_from_now_on() {
+        let mut lane = ManagedLane::new(PathBuf::from("prefill.wasm"), None);
+        let mut wait_with = |content| {
+            lane.own = Some(Digest([content; 32]));
+            lane.wait_for(Vec::new());
+            std::mem::replace(&mut lane.waits_since_ms, 1)
+        };
+        wait_with(1);
+        assert_eq!(wait_with(1), 1);
+        // O1.29
+        assert!(wait_with(2) > 1);
     }
 }

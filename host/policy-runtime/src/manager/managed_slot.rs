@@ -3,13 +3,12 @@
 use std::{collections::VecDeque, path::PathBuf, sync::Arc};
 
 use pointsman_routing::{Digest, GenerationHandle, Lane, Slot};
-use pointsman_workers::unix_ms;
 
 use super::{
     SlotConfig,
     command::{SlotName, slot_label},
     managed_lane::{Content, ManagedLane, Source},
-    plan::{Plan, Refused},
+    plan::{self, Plan, Refused},
     program_builder::{BuildError, ProgramBuilder},
     record::{Change, RefusalRecord},
     status::{CompilingStatus, SlotState},
@@ -30,9 +29,6 @@ mod rollback;
 mod undo;
 
 use undo::RolledBack;
-
-/// Number of refusals in the status.
-const MAX_REFUSALS: usize = 16;
 
 pub(super) struct ManagedSlot {
     pub(super) slot: Arc<Slot>,
@@ -141,6 +137,7 @@ impl ManagedSlot {
         }
         self.access.state().set_shared(spec.shared_state);
         self.spec = spec;
+        Lane::ALL.into_iter().for_each(|mode| self.lane(mode).judge_at_once());
     }
 
     /// Reads what each lane shall run, and applies what is new.
@@ -188,9 +185,7 @@ impl ManagedSlot {
             lane.found = found;
         }
         let plan = builder.plan(Some(&lane.file), &spec);
-        if lane.may_be_updated(plan.as_ref().is_err_and(Refused::is_tampered)) {
-            return None;
-        }
+        lane.set_read(plan::read(&plan));
         let plan = match plan {
             Err(refused) => return self.refuse(mode, None, &refused),
             Ok(None) => return self.end_trial(mode),
@@ -318,6 +313,9 @@ impl ManagedSlot {
     }
 
     fn refuse(&mut self, mode: Lane, fingerprint: Option<Digest>, refused: &Refused) -> Option<Change> {
+        if refused.is_unfinished() && self.lane(mode).may_be_unfinished() {
+            return None;
+        }
         let record = |refused: &Refused| {
             let refusal = &refused.refusal;
             let message = truncate(refusal.to_string()) + refusal.how_to_repeat();
@@ -328,8 +326,7 @@ impl ManagedSlot {
         let records: Vec<RefusalRecord> = refused.all().into_iter().map(record).collect();
         fingerprint.into_iter().for_each(|fingerprint| self.undo_failed(fingerprint));
         // The next scan tries again what may pass by then.
-        let settled =
-            fingerprint.filter(|_| !refused.all().iter().any(|one| one.refusal.may_pass_by_itself()));
+        let settled = fingerprint.filter(|_| !refused.may_pass_by_itself());
         if !self.lane(mode).refuse(settled, records.clone()) {
             return None;
         }
@@ -345,27 +342,6 @@ impl ManagedSlot {
             self.remember(record);
         }
         Some(self.change(mode, "refused", refused.refusal.kind()))
-    }
-
-    /// Returns a record of a refusal now.
-    fn refusal(
-        &self,
-        lane: Lane,
-        file: String,
-        digest: Option<Digest>,
-        kind: &'static str,
-        message: String,
-    ) -> RefusalRecord {
-        let (slot, model) = self.name();
-        let model = model.map(|model| model.to_string());
-        RefusalRecord { slot, model, lane, file, digest, kind, message, at_ms: unix_ms(), in_force: true }
-    }
-
-    fn remember(&mut self, record: RefusalRecord) {
-        self.refusals.push_back(record);
-        if self.refusals.len() > MAX_REFUSALS {
-            self.refusals.pop_front();
-        }
     }
 
     fn change(&self, lane: Lane, result: &'static str, reason: &'static str) -> Change {

@@ -98,14 +98,27 @@ impl Refused {
         self
     }
 
-    /// Returns whether a file and its signature differ.
-    pub(super) fn is_tampered(&self) -> bool {
-        self.all().into_iter().any(|one| matches!(*one.refusal, Refusal::Tampered))
+    /// Returns whether the rest of a copy, or a signature, may be what a file lacks.
+    pub(super) fn is_unfinished(&self) -> bool {
+        self.all().into_iter().any(|one| one.refusal.may_end_with_a_copy())
+    }
+
+    /// Returns whether the same files may be accepted later.
+    pub(super) fn may_pass_by_itself(&self) -> bool {
+        self.all().into_iter().any(|one| one.refusal.may_pass_by_itself())
     }
 
     /// Returns this refusal and those of the other files.
     pub(super) fn all(&self) -> Vec<&Self> {
         std::iter::once(self).chain(self.others.iter().flat_map(Self::all)).collect()
+    }
+}
+
+/// Identifies the files that were read for a plan.
+pub(super) fn read(plan: &Result<Option<Plan>, Refused>) -> Option<Digest> {
+    match plan {
+        Ok(plan) => plan.as_ref().map(|plan| plan.fingerprint),
+        Err(refused) => refused.digest,
     }
 }
 

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use pointsman_routing::{Lane, SlotKind, World};
 
+use super::folder::is_source;
 use crate::{
     formula::{FORMULA_SUFFIX, formula_file},
     refusal::Refusal,
@@ -83,7 +84,11 @@ impl SlotFiles {
 
     /// Says what is wrong with a name that is not one of these, and which of the same kind is near.
     pub(super) fn stray(&self, file: PathBuf) -> Stray {
-        let refusal = self.of_other_model(&file).unwrap_or_else(|| self.misspelt(&file));
+        let refusal = match self.of_other_model(&file) {
+            Some(refusal) => refusal,
+            None if is_source(&file.to_string_lossy().to_ascii_lowercase()) => Refusal::Source,
+            None => self.misspelt(&file),
+        };
         Stray { file, refusal }
     }
 
@@ -255,6 +260,11 @@ mod tests {
         let files =
             ["prefill.wasm", "decode-override.wasm", "tiny/decode-override.canary.wasm"].map(Path::new);
         let files = SlotFiles::new(files.into_iter());
+        // N7.30
+        assert_eq!(
+            ["prefill.py", "src/lib.RS"].map(|name| files.stray(name.into()).refusal),
+            [Refusal::Source, Refusal::Source]
+        );
         // T3.6
         assert_eq!(
             files.stray("my.formula.toml".into()).problem(),

@@ -7,11 +7,11 @@
     reason = "helpers of tests may fail as tests do"
 )]
 
-use std::{fs, sync::Arc, time::Duration};
+use std::{fs, io::Write as _, sync::Arc, time::Duration};
 
 use pointsman_policy_runtime::{
     Access, Capacity, Command, CommandError, Limits, ManagerConfig, ManagerStatus, PolicyDir, PolicyEngine,
-    PolicyManager, Probation, Rank, SlotConfig, SlotSpec, SlotState, SlotStatus, TrustRules,
+    PolicyManager, Probation, Rank, ReloadCount, SlotConfig, SlotSpec, SlotState, SlotStatus, TrustRules,
 };
 use pointsman_routing::{Call, DecisionContext, Failure, Lane, NativeMode, Program, Purpose, Slot, SlotKind};
 use pointsman_test_guests::{HOSTILE, LOW_QUEUE, WEIGHTED_RANDOM};
@@ -142,6 +142,37 @@ fn a_broken_file_is_refused_and_the_last_good_one_kept() {
     fs::remove_file(managed.path("prefill.wasm")).unwrap();
     // O1.16: it was removed.
     managed.until(|slot, _| slot.refusals.iter().all(|one| !one.in_force) && slot.refusals.len() == 2);
+}
+
+#[test]
+fn n7_a_file_that_is_copied_slowly_is_not_refused_meanwhile() {
+    let managed = managed("{}");
+    let files = [("hostile", HOSTILE), ("weighted-random", WEIGHTED_RANDOM)];
+    for (name, bytes) in files.into_iter().cycle() {
+        let (before, mut longest) = (managed.manager.status().reloads.clone(), Duration::ZERO);
+        let mut file = fs::File::create(managed.path("prefill.wasm")).unwrap();
+        for piece in bytes.chunks(bytes.len() / 7) {
+            let begun = tokio::time::Instant::now();
+            file.write_all(piece).unwrap();
+            // Several scans.
+            std::thread::sleep(Duration::from_millis(200));
+            longest = longest.max(begun.elapsed());
+        }
+        managed.until(|slot, _| slot.policy == name);
+        if longest < Duration::from_millis(800) {
+            let refused = |reloads: &[ReloadCount]| {
+                reloads.iter().filter(|one| one.result == "refused").map(|one| one.count).sum::<u64>()
+            };
+            let status = managed.manager.status();
+            // N7.31
+            assert_eq!(refused(&status.reloads), refused(&before), "{status:#?}");
+            break;
+        }
+    }
+    let half = &WEIGHTED_RANDOM[..WEIGHTED_RANDOM.len() / 2];
+    fs::write(managed.path("prefill.wasm"), half).unwrap();
+    // N7.31
+    managed.until(|slot, _| slot.refusals.iter().any(|one| one.in_force));
 }
 
 #[test]

@@ -2,7 +2,8 @@
 
 use std::collections::VecDeque;
 
-use pointsman_routing::{Lane, Policy, Program, Trial, World};
+use pointsman_routing::{Digest, Lane, Policy, Program, Trial, World};
+use pointsman_workers::unix_ms;
 
 use super::{
     super::{
@@ -13,6 +14,9 @@ use super::{
     ManagedSlot,
 };
 use crate::spec::LaneSpec;
+
+/// Number of refusals in the status.
+const MAX_REFUSALS: usize = 16;
 
 impl ManagedSlot {
     /// Returns the name of the policy that a lane runs.
@@ -38,6 +42,27 @@ impl ManagedSlot {
             load_ms = self.lane_of(lane).load_ms,
             "{event}"
         );
+    }
+
+    /// Returns a record of a refusal now.
+    pub(super) fn refusal(
+        &self,
+        lane: Lane,
+        file: String,
+        digest: Option<Digest>,
+        kind: &'static str,
+        message: String,
+    ) -> RefusalRecord {
+        let (slot, model) = self.name();
+        let model = model.map(|model| model.to_string());
+        RefusalRecord { slot, model, lane, file, digest, kind, message, at_ms: unix_ms(), in_force: true }
+    }
+
+    pub(super) fn remember(&mut self, record: RefusalRecord) {
+        self.refusals.push_back(record);
+        if self.refusals.len() > MAX_REFUSALS {
+            self.refusals.pop_front();
+        }
     }
 
     /// Returns what its lanes run now, in short.
