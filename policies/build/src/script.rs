@@ -6,6 +6,7 @@
 //!
 //! With a cache, a build replaces the memory in the component of an earlier build, where that is enough.
 
+mod exports;
 mod javascript;
 mod job;
 mod python;

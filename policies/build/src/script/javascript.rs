@@ -7,6 +7,7 @@ use std::{
 };
 
 use super::{
+    exports::explain,
     job::{Job, Place, at, read, write},
     template::{code_of, with_snapshot},
 };
@@ -39,7 +40,7 @@ const HINT: &str = "a policy in JavaScript or TypeScript is built by Node 20 or 
 pub(crate) fn javascript(job: &Job<'_>) -> Result<Vec<u8>, GuestBuildError> {
     let modules = npm(job, &[COMPONENTIZE_JS])?;
     let place = job.place("js", (JS_HELPER.0, &helper()))?;
-    let build = Build { job, modules, sources: place.sources.clone(), place };
+    let build = Build { job, file: "policy.js", modules, sources: place.sources.clone(), place };
     build.run(|| build.check_syntax())
 }
 
@@ -61,7 +62,7 @@ pub(crate) fn typescript(job: &Job<'_>) -> Result<Vec<u8>, GuestBuildError> {
     tsc.current_dir(&place.sources).arg(modules.join("node_modules").join(package).join("bin/tsc"));
     job.run(tsc.arg("--outDir").arg(&sources), HINT)?;
     write(&sources.join(JS_HELPER.0), helper())?;
-    Build { job, modules, sources, place }.run(|| Ok(()))
+    Build { job, file: "policy.ts", modules, sources, place }.run(|| Ok(()))
 }
 
 /// Settings of TypeScript's compiler for a build.
@@ -104,6 +105,8 @@ fn npm(job: &Job<'_>, packages: &[&str]) -> Result<PathBuf, GuestBuildError> {
 /// A build of `policy.js` in `sources`.
 struct Build<'a> {
     job: &'a Job<'a>,
+    /// The file that the author wrote.
+    file: &'static str,
     modules: PathBuf,
     sources: PathBuf,
     place: Place,
@@ -127,7 +130,8 @@ impl Build<'_> {
         node.current_dir(&self.modules).arg(&script).arg(self.sources.join("policy.js"));
         node.arg(&self.place.wit).arg(self.job.world).arg(&self.place.output);
         let record = self.record();
-        self.job.run(if cache.is_some() { node.arg(&record) } else { &mut node }, HINT)?;
+        let made = self.job.run(if cache.is_some() { node.arg(&record) } else { &mut node }, HINT);
+        made.map_err(|error| explain(error, self.file, self.job.world))?;
         let component = self.place.read()?;
         if let Some((cache, key)) = cache {
             // Without an entry the next build takes as long as this one, and nothing else.
@@ -261,7 +265,8 @@ mod tests {
             let job = Job { folder, tools: &tools, name: "edited", world: "scorer", cache: Some(cache) };
             let modules = npm(&job, &[COMPONENTIZE_JS]).expect("installed");
             let place = job.place("js", (JS_HELPER.0, &helper())).expect("a place");
-            let build = Build { job: &job, modules, sources: place.sources.clone(), place };
+            let sources = place.sources.clone();
+            let build = Build { job: &job, file: "policy.js", modules, sources, place };
             let component = build.run(|| build.check_syntax()).expect("built");
             let snapshot = read(&build.record().join(TAKEN)).expect("a snapshot");
             (component, snapshot, build.key().expect("a key"))

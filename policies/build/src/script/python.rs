@@ -10,6 +10,7 @@ use std::{
 };
 
 use super::{
+    exports::explain,
     job::{Job, Place, read, write},
     template::{MAX_SOURCE_BYTES, SLOT_BYTES, SLOT_UNIT, find_slot, with_source},
 };
@@ -59,7 +60,8 @@ pub(crate) fn python(job: &Job<'_>) -> Result<Component, GuestBuildError> {
             scope.spawn(|| build.keep_template(start));
         }
         job.run(&mut build.componentize("policy", &build.place.sources, &build.place.output), HINT)
-    })?;
+    })
+    .map_err(|error| explain(error, "policy.py", job.world))?;
     Ok(Component { bytes: build.place.read()?, is_untried: false })
 }
 
