@@ -35,6 +35,24 @@ async fn a_missing_leg_is_named() {
 }
 
 #[tokio::test]
+async fn i1_a_worker_whose_models_are_unknown_is_not_called_missing() {
+    let cluster = TestClusterBuilder::new().sim(Dialect::Sglang, Role::Prefill).start().await.unwrap();
+    for (id, decode) in [
+        (2, "1 decode worker, whose models are unknown, is not ready yet"),
+        (3, "2 decode workers, whose models are unknown, are not ready yet"),
+    ] {
+        let port = pointsman_rig::fleet::free_port().unwrap();
+        let body = json!({ "role": "decode", "engine": "sglang", "url": format!("http://127.0.0.1:{port}") });
+        cluster.admin.put(&format!("/workers/{id}"), &[], body.to_string()).await.unwrap();
+        // I1.11
+        assert_eq!(
+            ask(&cluster).await,
+            (503, format!("no decode worker is known to serve 'tiny': {decode}"))
+        );
+    }
+}
+
+#[tokio::test]
 async fn workers_that_cannot_serve_are_counted_with_what_is_wrong_in_every_kind_of_fleet() {
     for dialect in [Dialect::Vllm, Dialect::Sglang] {
         let cluster = TestCluster::disaggregated(dialect, 1, 2).await.unwrap();

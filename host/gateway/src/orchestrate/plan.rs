@@ -308,7 +308,7 @@ pub(crate) fn why_no_worker(state: &State, request: &Request, snapshot: &Snapsho
     } else if pool.is_empty() || state.settings.split(model, snapshot).enforce_disagg {
         no_pair(model, snapshot)
     } else {
-        no_worker_text(model, Leg::Aggregated, pool)
+        no_worker_text(snapshot, model, Leg::Aggregated)
     }
 }
 
@@ -316,7 +316,7 @@ pub(crate) fn why_no_worker(state: &State, request: &Request, snapshot: &Snapsho
 fn no_pair(model: &ModelName, snapshot: &Snapshot) -> String {
     let down = |leg| {
         let pool = snapshot.pool(model, leg);
-        (!pool.iter().any(is_up)).then(|| no_worker_text(model, leg, pool))
+        (!pool.iter().any(is_up)).then(|| no_worker_text(snapshot, model, leg))
     };
     // A leg without any worker is the cause, whatever is wrong with the other one.
     let legs = [Leg::Decode, Leg::Prefill];

@@ -1,6 +1,6 @@
 //! The message of a leg for which no worker is eligible: how many there are, and what is wrong with them.
 
-use pointsman_workers::{Candidate, Ineligible, Leg, ModelName, Worker, WorkerId};
+use pointsman_workers::{Candidate, Ineligible, Leg, ModelName, Snapshot, Worker, WorkerId};
 
 /// Problem of a worker, as a phrase about one worker and about several.
 pub(super) type Phrase = (&'static str, &'static str);
@@ -42,34 +42,69 @@ pub fn holder_text(holder: &Worker) -> String {
     format!("worker {}, which has what the request continues, {}", holder.id(), reason.0)
 }
 
-/// Returns why no worker of `pool` can serve a leg of `model` now, by the workers' own states.
+/// Returns why no worker can serve a leg of `model` now, by the workers' own states.
 #[must_use]
-pub fn no_worker_text(model: &ModelName, leg: Leg, pool: &[Candidate]) -> String {
-    text(model, leg, pool, |candidate| candidate.ineligible().map(|why| phrase_of(&candidate.worker, why)))
+pub fn no_worker_text(snapshot: &Snapshot, model: &ModelName, leg: Leg) -> String {
+    text(snapshot, model, leg, |candidate| {
+        candidate.ineligible().map(|why| phrase_of(&candidate.worker, why))
+    })
 }
 
-/// Returns why no worker of `pool` can serve a leg: `why` returns the problem of a candidate.
+/// Returns why no worker can serve a leg: `why` returns the problem of a candidate.
 pub(super) fn text(
+    snapshot: &Snapshot,
     model: &ModelName,
     leg: Leg,
-    pool: &[Candidate],
     why: impl Fn(&Candidate) -> Option<Phrase>,
 ) -> String {
+    let pool = snapshot.pool(model, leg);
     if pool.is_empty() {
-        return format!(
-            "no {leg} worker is registered for '{model}': GET /v1/models lists the models that are served"
-        );
+        return unread_text(snapshot, model, leg).unwrap_or_else(|| {
+            format!(
+                "no {leg} worker is registered for '{model}': GET /v1/models lists the models that are served"
+            )
+        });
     }
-    // Workers of a role in the order of the pool, by their problem.
-    let mut roles: Vec<(&'static str, Vec<(Phrase, usize)>)> = Vec::new();
     let mut seen: Vec<WorkerId> = Vec::new();
-    for candidate in pool {
-        let worker = &candidate.worker;
-        if seen.contains(&worker.id()) {
-            continue;
-        }
-        seen.push(worker.id());
-        let why = why(candidate).unwrap_or(("was not chosen", "were not chosen"));
+    let workers = pool.iter().filter_map(|candidate| {
+        let worker = &*candidate.worker;
+        let is_new = !seen.contains(&worker.id());
+        is_new.then(|| {
+            seen.push(worker.id());
+            (worker, why(candidate).unwrap_or(("was not chosen", "were not chosen")))
+        })
+    });
+    let roles: Vec<String> = by_role(workers).iter().map(|(role, reasons)| of_role(role, reasons)).collect();
+    format!("no worker can serve '{model}': {}", roles.join("; "))
+}
+
+/// Returns what is wrong with the workers of a leg that never told their models. `None` if there are none.
+fn unread_text(snapshot: &Snapshot, model: &ModelName, leg: Leg) -> Option<String> {
+    let unread = snapshot.workers().iter().filter(|worker| {
+        worker.spec().role.serves(leg) && worker.spec().models.is_empty() && worker.models_were_never_read()
+    });
+    let workers = unread.map(|worker| {
+        let reason = worker.ineligible().unwrap_or(Ineligible::NotReady);
+        (&**worker, phrase_of(worker, reason))
+    });
+    let part = |role: &str, ((one, many), count): &(Phrase, usize)| match count {
+        1 => format!("1 {role} worker, whose models are unknown, {one}"),
+        count => format!("{count} {role} workers, whose models are unknown, {many}"),
+    };
+    let mut parts = Vec::new();
+    for (role, reasons) in by_role(workers) {
+        parts.extend(reasons.iter().map(|reason| part(role, reason)));
+    }
+    (!parts.is_empty())
+        .then(|| format!("no {leg} worker is known to serve '{model}': {}", parts.join(" and ")))
+}
+
+/// Groups workers by role, in their order, and by problem.
+fn by_role<'a>(
+    workers: impl Iterator<Item = (&'a Worker, Phrase)>,
+) -> Vec<(&'static str, Vec<(Phrase, usize)>)> {
+    let mut roles: Vec<(&'static str, Vec<(Phrase, usize)>)> = Vec::new();
+    for (worker, why) in workers {
         let role = worker.spec().role.as_str();
         let place = roles.iter().position(|(known, _)| *known == role).unwrap_or_else(|| {
             roles.push((role, Vec::new()));
@@ -81,8 +116,7 @@ pub(super) fn text(
             None => reasons.push((why, 1)),
         }
     }
-    let roles: Vec<String> = roles.iter().map(|(role, reasons)| of_role(role, reasons)).collect();
-    format!("no worker can serve '{model}': {}", roles.join("; "))
+    roles
 }
 
 fn of_role(role: &str, reasons: &[(Phrase, usize)]) -> String {

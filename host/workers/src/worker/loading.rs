@@ -35,6 +35,12 @@ impl Worker {
             && self.state.loading.since.elapsed() < MAX_LOADING
     }
 
+    /// Returns whether the engine never listed its models.
+    #[must_use]
+    pub fn models_were_never_read(&self) -> bool {
+        self.model_readings() == 0
+    }
+
     /// Returns whether the engine refuses the worker's key, or asks for one that the worker does not have.
     #[must_use]
     pub fn refuses_key(&self) -> bool {

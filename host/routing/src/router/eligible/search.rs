@@ -165,7 +165,7 @@ impl<'a> Search<'a> {
             }
         };
         let (model, leg) = (self.query.model, self.query.leg);
-        RouteError::NoWorker { leg, text: no_worker::text(model, leg, self.pool, why) }
+        RouteError::NoWorker { leg, text: no_worker::text(self.query.snapshot, model, leg, why) }
     }
 
     /// Asks a candidate, and notes why it may not serve.
