@@ -57,7 +57,8 @@ pub(crate) fn check(config: &Config, found: Vec<Problem>) -> anyhow::Result<Find
     warnings.retain(|warning| match &*warning.path {
         "workers" => !found.iter().any(of_workers),
         KEY_DIR => !found.iter().any(of_keys),
-        _ => true,
+        // Instead of a refused value, the default one was checked.
+        path => !found.iter().any(|problem| problem.path == path),
     });
     let known = |problem: &Problem| found.iter().any(|old| old.path == problem.path);
     let mut problems = config.in_file(problems);
@@ -178,7 +179,16 @@ fn advice(settings: &Settings) -> Vec<Problem> {
     };
     if let Some((role, missing)) = lonely {
         let index = workers.iter().position(|worker| worker.role == role).unwrap_or(0);
-        let message = format!("`{role}` workers cannot serve without a `{missing}` worker: add one");
+        let message = if role == Role::Decode
+            && !routing.enforce_disagg
+            && workers.iter().any(|worker| worker.local_prefill)
+        {
+            "no worker is configured for prefill: `decode` workers compute every prompt themselves; add a `prefill` \
+             worker, or give them `role = \"aggregated\"`"
+                .to_owned()
+        } else {
+            format!("`{role}` workers cannot serve without a `{missing}` worker: add one")
+        };
         warn(format!("workers[{index}].role"), message);
     }
     if routing.enforce_disagg && !workers.is_empty() && !has(Role::Prefill) {

@@ -347,6 +347,34 @@ fn contradictions_are_told() {
 }
 
 #[test]
+fn n7_decode_workers_alone_are_told_what_they_do() {
+    let of = |engine: &str| {
+        let dir = with_config(&format!(
+            "[server]\nlisten = '127.0.0.1:0'\nadmin_listen = '127.0.0.1:0'\n\
+             [[workers]]\nrole = 'decode'\nengine = '{engine}'\nurl = 'http://127.0.0.1:9'\n"
+        ));
+        pointsman(dir.path(), &["check-config", "p.toml"]).2
+    };
+    // N7.32
+    assert!(
+        of("vllm").contains("workers[0].role: no worker is configured for prefill: `decode` workers compute")
+    );
+    assert!(of("sglang").contains("`decode` workers cannot serve without a `prefill` worker: add one"));
+}
+
+#[test]
+fn n7_the_default_port_is_not_checked_in_the_place_of_a_refused_one() {
+    // Used by this test or by another process.
+    let _default = std::net::TcpListener::bind("127.0.0.1:8080");
+    let dir = with_config("[server]\nlisten = 'localhost:18080'\nadmin_listen = '127.0.0.1:0'\n");
+    let (code, out, err) = pointsman(dir.path(), &["check-config", "p.toml"]);
+    let text = format!("{out}{err}");
+    assert!(code != Some(0) && text.contains("server.listen: the value is not an address"), "{text}");
+    // N7.33
+    assert!(!text.contains("cannot listen on"), "{text}");
+}
+
+#[test]
 fn j3_every_problem_of_the_certificates_is_told() {
     let dir = with_config(
         "[server]\nlisten = '127.0.0.1:0'\nadmin_listen = '127.0.0.1:0'\n\
