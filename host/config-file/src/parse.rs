@@ -131,7 +131,10 @@ impl Removed {
         let path = key.map_or_else(|| path.clone(), |key| join(&path, key));
         let missing = quoted(&message).next().filter(|_| message.starts_with("missing field"));
         let lost = missing.map_or_else(|| path.clone(), |key| join(&path, key));
-        (!self.keys.contains(&lost)).then(|| Problem::new(path, explain(&message)))
+        (!self.keys.contains(&lost)).then(|| {
+            let message = explain(&message, &path);
+            Problem::new(path, message)
+        })
     }
 
     /// Removes the value at `segments`, or the innermost one around it; `false` when there is none.
@@ -260,8 +263,8 @@ fn quoted(message: &str) -> impl Iterator<Item = &str> {
     message.split('`').skip(1).step_by(2)
 }
 
-/// serde's message, with a suggestion for a name that it does not know.
-fn explain(message: &str) -> String {
+/// serde's message about the value at `path`, with a suggestion for a name that it does not know.
+fn explain(message: &str, path: &str) -> String {
     let mut names = quoted(message);
     let kind = if message.starts_with("unknown field") {
         "key"
@@ -270,7 +273,7 @@ fn explain(message: &str) -> String {
     } else if message.starts_with("invalid socket address") {
         return r#"the value is not an address: expected IP:PORT such as "127.0.0.1:8080""#.to_owned();
     } else {
-        return message.to_owned();
+        return without_rust_type(message, path);
     };
     let unknown = names.next().unwrap_or_default();
     let known: Vec<&str> = names.collect();
@@ -282,4 +285,20 @@ fn explain(message: &str) -> String {
         Some(name) => format!("unknown {kind} `{unknown}`: did you mean `{name}`?"),
         None => format!("unknown {kind} `{unknown}`: expected one of {}", known.join(", ")),
     }
+}
+
+/// serde's message, with words for the Rust type that it expected.
+fn without_rust_type(message: &str, path: &str) -> String {
+    let Some((found, expected)) = message.rsplit_once(", expected ") else { return message.to_owned() };
+    // Behind it: that the value is a secret.
+    let (name, rest) = expected.find(" (").map_or((expected, ""), |at| expected.split_at(at));
+    let plain = match name {
+        "u8" | "u16" | "u32" | "u64" | "usize" => "a whole number of 0 or more".to_owned(),
+        "i8" | "i16" | "i32" | "i64" | "isize" => "a whole number".to_owned(),
+        "f32" | "f64" => "a number".to_owned(),
+        "a sequence" if found.ends_with("map") => format!("a list of tables: write [[{path}]]"),
+        name if name.starts_with("struct ") => "a table".to_owned(),
+        name => name.to_owned(),
+    };
+    format!("{found}, expected {plain}{rest}")
 }

@@ -111,10 +111,10 @@ struct ServeArgs {
     #[arg(long)]
     config: Option<PathBuf>,
     /// Address of the clients' listener [default: 127.0.0.1:8080].
-    #[arg(long)]
+    #[arg(long, value_parser = address)]
     listen: Option<SocketAddr>,
     /// Address of the operators' listener [default: 127.0.0.1:9090].
-    #[arg(long)]
+    #[arg(long, value_parser = address)]
     admin_listen: Option<SocketAddr>,
     /// Directory of policies: SLOT.wasm, or SLOT.formula.toml, and for trials SLOT.canary.wasm and
     /// SLOT.shadow.wasm. SLOT is prefill, decode, aggregated or decode-override (which takes no formula).
@@ -125,6 +125,10 @@ struct ServeArgs {
     /// (`pointsman config example` has all). May be given many times.
     #[arg(long = "worker", value_name = "KEY=VALUE,…")]
     workers: Vec<String>,
+}
+
+fn address(text: &str) -> Result<SocketAddr, &'static str> {
+    text.parse().map_err(|_| "expected IP:PORT such as 127.0.0.1:8080")
 }
 
 /// What is wrong with a `--worker` that has no key, such as a URL alone.

@@ -227,6 +227,10 @@ fn compiled(
 }
 
 pub(crate) fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
+    if path.is_dir() {
+        let folder = path.display();
+        bail!("{folder} is a folder: name the .wasm file that `pointsman policy build {folder}` makes");
+    }
     std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))
 }
 

@@ -9,6 +9,7 @@ use std::{
 use http::Uri;
 use pointsman_config_file::{Report, Section};
 use pointsman_routing::BusyByLeg;
+use pointsman_workers::WorkerId;
 
 use super::{
     Config, Problem, Tls, credentials::Credentials, settings::Settings, slots::SlotEntry,
@@ -161,9 +162,16 @@ fn workers(config: &Config, report: &mut Report<'_>) {
             report.add(&format!("workers[{index}].url"), message);
         }
         if let Some(same) = workers.iter().take(index).position(|other| other.id == worker.id) {
-            let message =
-                format!("`{}` is already the id of workers[{same}]: give each worker its own", worker.id);
-            report.add(&format!("workers[{index}].id"), message);
+            let (key, message) = if worker.id == WorkerId::of_url(&worker.url) {
+                let message =
+                    format!("`{}` is also the URL of workers[{same}]: list each engine once", worker.url);
+                ("url", message)
+            } else {
+                let message =
+                    format!("`{}` is already the id of workers[{same}]: give each worker its own", worker.id);
+                ("id", message)
+            };
+            report.add(&format!("workers[{index}].{key}"), message);
         }
     }
 }

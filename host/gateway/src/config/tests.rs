@@ -100,8 +100,17 @@ engine = "vllm"
 url = "http://a:1/"
 role = "decode"
 engine = "vllm"
+[[workers]]
+id = 7
+url = "http://a:2"
+engine = "vllm"
+role = "decode"
+[[workers]]
+id = 7
+url = "http://a:3"
+role = "decode"
+engine = "vllm"
 "#;
-    let id = pointsman_workers::WorkerId::of_url("http://a:1");
     check(
         text,
         &[
@@ -115,9 +124,8 @@ engine = "vllm"
             "line 10: decisions.bytes: `1000` is too small: expected 65536 or more, or `keep = 0` to record \
              nothing",
             "line 11: decisions.facts[1]: unknown request or worker fact `prompt-text`: did you mean `prompt-tokens`?",
-            &format!(
-                "line 16: workers[1].id: `{id}` is already the id of workers[0]: give each worker its own"
-            ),
+            "line 17: workers[1].url: `http://a:1` is also the URL of workers[0]: list each engine once",
+            "line 26: workers[3].id: `7` is already the id of workers[2]: give each worker its own",
         ],
     );
 }
@@ -159,7 +167,7 @@ colour = 1
         &[
             "line 2: server.listen_adress: unknown key `listen_adress`: did you mean `listen`?",
             "line 3: server.admin_listn: unknown key `admin_listn`: did you mean `admin_listen`?",
-            "line 4: server.max_body_bytes: invalid type: string \"big\", expected usize",
+            "line 4: server.max_body_bytes: invalid type: string \"big\", expected a whole number of 0 or more",
             "line 7: timeouts.connect: `soon` is not a duration: expected a duration such as \"20ms\", \"5s\", \
              \"2m\"",
             "line 8: timeouts.request: `5` is not a duration: expected a duration such as \"20ms\", \"5s\", \"2m\"",

@@ -375,6 +375,19 @@ fn n7_the_default_port_is_not_checked_in_the_place_of_a_refused_one() {
 }
 
 #[test]
+fn t4_an_address_that_cannot_be_read_is_answered_with_the_form_to_use() {
+    let dir = with_config("");
+    for (arguments, expected) in [
+        (&["--listen", "8085"][..], "expected IP:PORT such as 127.0.0.1:8080"),
+        (&["--admin-listen", "localhost:8085"], "expected IP:PORT such as 127.0.0.1:8080"),
+    ] {
+        let (code, out, err) = pointsman(dir.path(), &[&["serve"], arguments].concat());
+        // T4.8
+        assert!(code != Some(0) && err.contains(expected), "{arguments:?}: {out}{err}");
+    }
+}
+
+#[test]
 fn j3_every_problem_of_the_certificates_is_told() {
     let dir = with_config(
         "[server]\nlisten = '127.0.0.1:0'\nadmin_listen = '127.0.0.1:0'\n\

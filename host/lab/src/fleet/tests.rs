@@ -48,7 +48,7 @@ fn a_file_s_problems_are_reported_together_with_lines_and_suggestions() {
         "4:1: engines[0].role: unknown value `prefil`: did you mean `prefill`?",
         "7:1: engines[1].count: 0 is not within 1 to 16777216",
         "8:1: engines[1].step_time: unknown value `distserve-opt-13b`: did you mean `distserve-opt-13b-a100`?",
-        "9:1: engines[1].blocks: invalid type: string \"many\", expected u32",
+        "9:1: engines[1].blocks: invalid type: string \"many\", expected a whole number of 0 or more",
     ];
     assert_eq!(found, expected);
 }
