@@ -44,6 +44,7 @@ pub mod facts;
 mod least;
 mod policy;
 mod rng;
+mod settings;
 #[cfg(feature = "state")]
 pub mod state;
 #[cfg(feature = "testing")]

@@ -357,7 +357,7 @@ impl Decision {
 /// A message that says what is wrong with the settings.
 pub fn configure<P: Policy>(settings: &str) -> Result<(P, Wants), String> {
     let text = if settings.trim().is_empty() { "{}" } else { settings };
-    let settings = serde_json::from_str(text).map_err(|error| format!("settings: {error}"))?;
+    let settings = serde_json::from_str(text).map_err(|error| crate::settings::problem(text, &error))?;
     let mut wants = Wants::default();
     let policy = P::configure(settings, &mut wants)?;
     Ok((policy, wants))
