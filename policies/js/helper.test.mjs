@@ -34,6 +34,8 @@ test("a bad answer is an error and never a guess", () => {
   for (const world of Object.keys(worlds)) refused(world, Promise.resolve(0), `${world} returned a Promise: ${world} must not be async`);
   refused("score", null, "score returned null: expected one cost for each row");
   refused("score", [1, NaN], "the cost NaN in row 1");
+  // T4.11
+  refused("score", [1, Number.MAX_VALUE], "the cost 1.7976931348623157e+308 in row 1: expected a finite number of 32 bits");
   refused("keep", undefined, "keep returned undefined");
   refused("keep", [1, 0], "expected rising rows below 2");
   const config = (over) => decodeOverride({ ...facts, decide: () => "local", decodeConfig: () => over });
@@ -151,6 +153,24 @@ test("a component logs what it prints and says what to use instead of a system",
     performance: "Error: performance.now(): a policy has no clock: use call.nowUs",
     random: "Error: crypto.getRandomValues(): a policy has no other randomness than its seed: use Math.random, or new Rng(call.seed)",
   });
+});
+
+test("t4 names of tenants, digits of ids and facts that are left out", () => {
+  let seen;
+  const rule = selector({
+    name: "x", settings: { tenants: {} },
+    requestFacts: ["tenant-hash", "n", "block-size", "program-idle-ms", "priority"], workerFacts: ["worker-id", "load-age-ms", "engine-queue-known", "engine-queue"],
+    select: (call, facts) => ((seen = facts), null),
+  });
+  ask(rule, { rows: [{ "worker-id": "12349305675965833812" }], request: { "tenant-hash": "acme" } });
+  // T4.8
+  assert.equal(seen["tenant-hash"], 0x724d383f4f6de0fn);
+  // T4.9
+  assert.deepEqual([...seen["worker-id"]], [12349305675965833812n]);
+  const none = 4294967295;
+  // T4.10
+  assert.deepEqual(["n", "block-size", "program-idle-ms", "priority"].map((name) => Number(seen[name])), [1, 16, none, 0]);
+  assert.deepEqual(["load-age-ms", "engine-queue-known", "engine-queue"].map((name) => Number(seen[name][0])), [none, 1, 0]);
 });
 
 test("t4 facts may depend on settings", () => {

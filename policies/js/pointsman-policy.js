@@ -57,6 +57,12 @@ const FACTS = {
 };
 const U64 = new Set(Object.values(FACTS).flatMap(({ u64 }) => u64));
 const F32 = new Set(Object.values(FACTS).flatMap(({ f32 }) => f32));
+// Values of facts that a test may leave out: of an absent fact, or the gateway's default. Others are 0.
+const LEFT_OUT = {
+  n: 1, "block-size": 16, "overlap-score-credit": 1, "host-cache-credit": 0.75, "disk-cache-credit": 0.25, "prefill-load-scale": 1,
+  "assume-kv-reuse": 1, "track-prefill-tokens": 1, "other-leg-dp-rank": 4294967295, "program-idle-ms": 4294967295,
+  "load-age-ms": 4294967295, "engine-running-known": 1, "engine-queue-known": 1, "kv-usage-known": 1,
+};
 
 const MASK = (1n << 64n) - 1n;
 
@@ -204,7 +210,7 @@ export function decodeOverride(rule) {
  * `{ costs }`, `{ keep }`, `{ plan }` or `{ shed }`. Errors are thrown.
  */
 export function ask(exports, { settings = {}, rows = [], request = {}, decode, leg = "prefill", attempt = 0, seed = 1n, nowUs = 0n } = {}) {
-  const wants = told(() => exports.policy.configure(JSON.stringify(settings)));
+  const wants = told(() => exports.policy.configure(JSON.stringify(withHashes(settings))));
   // In a component the gateway refuses unknown facts; it may have newer ones.
   checkFacts("request", wants.requestFacts);
   checkFacts("worker", wants.workerFacts);
@@ -276,8 +282,8 @@ function told(answer) {
   }
 }
 
-/** Returns the words of facts: those of a request, or columns. A fact that is asked for and not given is 0,
- * and one that says whether a figure is known (`…-known`) is 1. */
+/** Returns the words of facts: those of a request, or columns. A fact that is asked for and not given has the value of `LEFT_OUT`,
+ * otherwise 0. */
 function words(names, rows, isRequest = false) {
   for (const name of rows.flatMap((row) => Object.keys(row))) {
     if (!names.includes(name)) throw new Error(`the policy does not ask for the ${isRequest ? "request" : "worker"} fact \`${name}\`${suggestion(name, names)}`);
@@ -290,11 +296,28 @@ function words(names, rows, isRequest = false) {
     return bits.getUint32(0);
   };
   const column = (name) => {
-    const values = rows.map((row) => row[name] ?? Number(name.endsWith("-known")));
+    const values = rows.map((row) => hashed(row[name], name) ?? LEFT_OUT[name] ?? 0);
     const lows = values.map((value) => low(name, value));
     return U64.has(name) ? [...lows, ...values.map((value) => Number(BigInt(value) >> 32n))] : lows;
   };
   return Uint32Array.from(names.flatMap(column));
+}
+
+/** Returns the hash (FNV-1a) of the name that a test gives for a fact; `tenant:NAME` is that of the tenant NAME. */
+function hashed(value, fact) {
+  if (typeof value !== "string" || !fact.endsWith("-hash")) return value;
+  const name = fact === "tenant-hash" && value.startsWith("tenant:") ? value.slice(7) : value;
+  let hash = 0xcbf29ce484222325n;
+  for (const byte of new TextEncoder().encode(name)) hash = BigInt.asUintN(64, (hash ^ BigInt(byte)) * 0x100000001b3n);
+  return hash;
+}
+
+/** Returns settings with hashes in the place of `tenant:NAME`, as the gateway passes them. */
+function withHashes(settings) {
+  if (typeof settings === "string") return settings.startsWith("tenant:") ? String(hashed(settings, "tenant-hash")) : settings;
+  if (Array.isArray(settings)) return settings.map(withHashes);
+  if (!isTable(settings)) return settings;
+  return Object.fromEntries(Object.entries(settings).map(([key, value]) => [withHashes(key), withHashes(value)]));
 }
 
 const isTable = (value) => typeof value === "object" && value !== null && !isList(value);
@@ -320,8 +343,8 @@ function finite(method, costs, rows) {
   if (!isList(costs)) throw new Error(`${method} returned ${shown(costs)}: expected one cost for each row`);
   if (costs.length !== rows) throw new Error(`${method} returned ${costs.length} costs for ${rows} rows`);
   for (let row = 0; row < rows; row += 1) {
-    if (typeof costs[row] !== "number" || !Number.isFinite(costs[row])) {
-      throw new Error(`${method} returned the cost ${String(costs[row])} in row ${row}: expected a finite number`);
+    if (typeof costs[row] !== "number" || !Number.isFinite(Math.fround(costs[row]))) {
+      throw new Error(`${method} returned the cost ${String(costs[row])} in row ${row}: expected a finite number of 32 bits`);
     }
   }
   return costs instanceof Float32Array ? costs : Float32Array.from(costs);

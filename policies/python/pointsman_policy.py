@@ -121,6 +121,15 @@ FACTS = {
 }
 U64 = frozenset(name for types in FACTS.values() for name in types["u64"])
 F32 = frozenset(name for types in FACTS.values() for name in types["f32"])
+# The smallest numbers that a single cannot hold.
+F32_LIMIT = 3.4028235677973366e38
+# Values of facts that a test may leave out: of an absent fact, or the gateway's default. Others are 0.
+LEFT_OUT = {
+    "n": 1, "block-size": 16, "overlap-score-credit": 1, "host-cache-credit": 0.75, "disk-cache-credit": 0.25,
+    "prefill-load-scale": 1, "assume-kv-reuse": 1, "track-prefill-tokens": 1, "other-leg-dp-rank": 4294967295,
+    "program-idle-ms": 4294967295, "load-age-ms": 4294967295, "engine-running-known": 1, "engine-queue-known": 1,
+    "kv-usage-known": 1,
+}
 
 
 class Policy:
@@ -156,8 +165,8 @@ class Columns:
 
     @classmethod
     def of(cls, policy, request: dict, rows: list[dict], worker_facts: bool = True) -> "Columns":
-        """Returns columns with these values. A fact that the policy asks for and that is not given is 0, and
-        one that says whether a figure is known (`…-known`) is 1."""
+        """Returns columns with these values. A fact that the policy asks for and that is not given has the value of `LEFT_OUT`,
+        otherwise 0."""
         columns = cls([], [], [], [], len(rows))
         worker = policy.worker_facts if worker_facts else []
         for given, asked in [(request, policy.request_facts), *((row, worker) for row in rows)]:
@@ -165,9 +174,9 @@ class Columns:
                 if name not in asked:
                     raise KeyError(f"the policy does not ask for the fact '{name}'{_suggestion(name, asked)}")
         for name in policy.request_facts:
-            columns._values[name] = _exact(name, request.get(name, 0))
+            columns._values[name] = _exact(name, request.get(name, LEFT_OUT.get(name, 0)))
         for name in worker:
-            columns._values[name] = [_exact(name, row.get(name, int(name.endswith("-known")))) for row in rows]
+            columns._values[name] = [_exact(name, row.get(name, LEFT_OUT.get(name, 0))) for row in rows]
         return columns
 
     def __getitem__(self, name: str):
@@ -239,9 +248,10 @@ def ask(policy_class, rows=(), request=None, decode=None, settings=None, call=No
     None of a selector, the costs of a scorer, the rows of a filter, and "remote" or "local" of a decode override, for which
     `decode` has the facts of the decode worker. `Shed` and errors are raised.
     """
-    policy = configured(policy_class, json.dumps(settings or {}))
+    policy = configured(policy_class, json.dumps(_with_hashes(settings or {})))
     _check_facts(policy)
-    rows, request = list(rows), request or {}
+    rows = [_with_numbers(row) for row in rows]
+    request, decode = _with_numbers(request or {}), None if decode is None else _with_numbers(decode)
     call = call or Call(rows=len(rows))
     many = Columns.of(policy, request, rows)
     _seed(call)
@@ -275,13 +285,13 @@ def _case(policy_class, case: dict) -> str | None:
     if "outcomes" in case:
         return None
     rows, expect = case.get("rows", []), case["expect"]
-    request = {name: _hashed(value, name) for name, value in case.get("request", {}).items()}
+    request = case.get("request", {})
     STATE.clear()
     for key, number in case.get("state", {}).items():
         STATE.set(key, number.to_bytes(8, "little", signed=True), 0)
     call = Call(rows=len(rows), seed=case.get("seed", 0), now_us=case.get("now-us", 0), attempt=case.get("attempt", 0))
     try:
-        answer = ask(policy_class, rows, request, case.get("decode", {}), _with_hashes(case.get("settings")), call)
+        answer = ask(policy_class, rows, request, case.get("decode", {}), case.get("settings"), call)
     except Shed as shed:
         answer = {"shed": shed.status}
     except Exception as problem:
@@ -301,13 +311,20 @@ def _case(policy_class, case: dict) -> str | None:
 
 
 def _hashed(value, fact: str):
-    """Returns the hash (FNV-1a) of a name that a case gives for a fact; `tenant:NAME` is that of the tenant NAME."""
-    if not isinstance(value, str) or not fact.endswith("-hash"):
+    """Returns the hash (FNV-1a) of a name that a case gives for a fact; `tenant:NAME` is that of the tenant NAME.
+    Other whole numbers of 64 bits may be texts, too."""
+    if not isinstance(value, str):
         return value
+    if not fact.endswith("-hash"):
+        return int(value) if fact in U64 and value.isdigit() else value
     number = 0xCBF29CE484222325
     for byte in (value.removeprefix("tenant:") if fact == "tenant-hash" else value).encode():
         number = (number ^ byte) * 0x100000001B3 & MASK
     return number
+
+
+def _with_numbers(facts: dict) -> dict:
+    return {name: _hashed(value, name) for name, value in facts.items()}
 
 
 def _with_hashes(settings):
@@ -482,8 +499,8 @@ def _costs(answer, rows: int, method: str) -> list:
     if len(costs) != rows:
         raise ValueError(f"{method} returned {len(costs)} costs for {rows} rows")
     for row, cost in enumerate(costs):
-        if _kind(cost) != "number" or not math.isfinite(cost):
-            raise ValueError(f"{method} returned the cost {cost!r} in row {row}: expected a finite number")
+        if _kind(cost) != "number" or not abs(cost) < F32_LIMIT:
+            raise ValueError(f"{method} returned the cost {cost!r} in row {row}: expected a finite number of 32 bits")
     return costs
 
 

@@ -152,6 +152,8 @@ class Helper(unittest.TestCase):
         self.refused(Selector, (0, [1.0], None), "1 costs for 2 rows")
         self.refused(Scorer, None, "score returned None: expected one cost for each row")
         self.refused(Scorer, [1.0, float("nan")], "the cost nan in row 1")
+        # T4.11
+        self.refused(Scorer, [1.0, 1e39], "the cost 1e+39 in row 1: expected a finite number of 32 bits")
         self.refused(Filter, None, "keep returned None")
         self.refused(Filter, [1, 0], "expected rising rows below 2")
         for answer, text in [
@@ -265,6 +267,37 @@ class Helper(unittest.TestCase):
         # T4.5
         self.assertIsNone(pp._case(Pinned, {**case, "expect": {"row": 0}}))
         self.assertIsNone(pp._case(Pinned, {**case, "request": {"tenant-hash": "other"}, "expect": "abstain"}))
+
+        # T4.8
+        rows = {"rows": [{}], "settings": {"tenants": {"tenant:acme": 1}}}
+        self.assertEqual(pp.ask(Pinned, request={"tenant-hash": "acme"}, **rows), 0)
+        self.assertIsNone(pp.ask(Pinned, request={"tenant-hash": "other"}, **rows))
+
+    def test_t4_an_id_may_be_given_as_digits(self):
+        class ById(pp.Policy):
+            worker_facts = ["worker-id"]
+
+            def keep(self, call, facts):
+                return [row for row in range(call.rows) if facts["worker-id"][row] == 12349305675965833812]
+
+        # T4.9
+        self.assertEqual(pp.ask(ById, [{"worker-id": 1}, {"worker-id": "12349305675965833812"}]), [1])
+
+    def test_t4_facts_that_are_left_out_are_absent(self):
+        class Absent(pp.Policy):
+            request_facts = ["n", "block-size", "program-idle-ms", "priority", "overlap-score-credit"]
+            worker_facts = ["load-age-ms", "engine-queue-known", "engine-queue"]
+
+            def score(self, call, facts):
+                seen.update({name: facts[name] for name in self.request_facts + self.worker_facts})
+                return [0.0]
+
+        seen = {}
+        pp.ask(Absent, [{}])
+        none = 4294967295
+        request = {"n": 1, "block-size": 16, "program-idle-ms": none, "priority": 0, "overlap-score-credit": 1}
+        # T4.10
+        self.assertEqual(seen, {**request, "load-age-ms": [none], "engine-queue-known": [1], "engine-queue": [0]})
 
     def test_t4_facts_may_depend_on_settings(self):
         class Labelled(pp.Policy):

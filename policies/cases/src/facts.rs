@@ -59,6 +59,11 @@ impl Value {
                 let tenant = name.strip_prefix("tenant:").filter(|_| fact == "tenant-hash");
                 Number::Whole(hash(tenant.unwrap_or(&name))).words(ty)
             }
+            // Such as the id of a worker, which may be above what a number of TOML holds.
+            Self::Name(digits) if ty == FactType::U64 => {
+                let number = digits.parse().map(Number::Whole);
+                number.map_err(|_| "expected a whole number, or its digits in quotes".to_owned())?.words(ty)
+            }
             Self::Name(_) => Err("expected a number".to_owned()),
         }
     }
@@ -128,23 +133,49 @@ pub(crate) fn closest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> O
     (best.0 >= 0.5).then_some(best.1)
 }
 
-/// Encodes the request facts that a policy asked for, in its order. Facts that are not given are 0.
+/// Values of the facts that a case may leave out and that are not 0 then: the value of an absent fact
+/// (`wit/facts.md`), or the gateway's default.
+pub const LEFT_OUT: [(&str, u32); 14] = [
+    ("n", 1),
+    ("block-size", 16),
+    ("overlap-score-credit", 1.0_f32.to_bits()),
+    ("host-cache-credit", 0.75_f32.to_bits()),
+    ("disk-cache-credit", 0.25_f32.to_bits()),
+    ("prefill-load-scale", 1.0_f32.to_bits()),
+    ("assume-kv-reuse", 1),
+    ("track-prefill-tokens", 1),
+    ("other-leg-dp-rank", u32::MAX),
+    ("program-idle-ms", u32::MAX),
+    ("load-age-ms", u32::MAX),
+    ("engine-running-known", 1),
+    ("engine-queue-known", 1),
+    ("kv-usage-known", 1),
+];
+
+/// Returns the words of a fact that a case leaves out.
+fn left_out(name: &str) -> (u32, u32) {
+    let own = LEFT_OUT.iter().find(|(fact, _)| *fact == name);
+    (own.map_or(0, |(_, value)| *value), 0)
+}
+
+/// Encodes the request facts that a policy asked for, in its order. Facts that are not given are as
+/// [`LEFT_OUT`] says, otherwise 0.
 pub fn request_words<'a>(wanted: impl IntoIterator<Item = (&'a str, FactType)>, values: &Values) -> Vec<u32> {
     let mut words = Vec::new();
     for (name, ty) in wanted {
-        let (low, high) = values.get(name).copied().unwrap_or_default();
+        let (low, high) = values.get(name).copied().unwrap_or_else(|| left_out(name));
         words.push(low);
         words.extend((ty == FactType::U64).then_some(high));
     }
     words
 }
 
-/// Encodes the worker facts that a policy asked for, one column (two for `u64`) per fact. Facts that a row
-/// does not give are 0, and those that say whether a figure is known are 1.
+/// Encodes the worker facts that a policy asked for, one column (two for `u64`) per fact. Facts that
+/// are not given are as [`LEFT_OUT`] says, otherwise 0.
 pub fn worker_words<'a>(wanted: impl IntoIterator<Item = (&'a str, FactType)>, rows: &[Values]) -> Vec<u32> {
     let mut words = Vec::new();
     for (name, ty) in wanted {
-        let missing = (u32::from(name.ends_with("-known")), 0);
+        let missing = left_out(name);
         let values = || rows.iter().map(|row| row.get(name).copied().unwrap_or(missing));
         words.extend(values().map(|(low, _)| low));
         if ty == FactType::U64 {

@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::Deserialize;
 
 pub use answer::Answer;
-pub use facts::{FactTable, FactType, Number, Values, request_words, worker_words};
+pub use facts::{FactTable, FactType, LEFT_OUT, Number, Values, request_words, worker_words};
 pub use outcome::{Leg, Outcome};
 pub use parse::{CasesError, parse, parse_hashing};
 pub use report::Report;
@@ -37,7 +37,7 @@ pub struct Case {
     pub state: BTreeMap<String, i64>,
     /// Outcomes that the policy observes before the call.
     pub outcomes: Vec<Outcome>,
-    /// Request facts; facts that are not given are 0.
+    /// Request facts that are given.
     pub request: Values,
     /// Worker facts, one table per candidate row. For a decode override these are the prefill candidates.
     pub rows: Vec<Values>,

@@ -80,7 +80,11 @@ pub fn parse_hashing(
     facts: &FactTable,
     hash: &dyn Fn(&str) -> u64,
 ) -> Result<Vec<Case>, CasesError> {
-    let file: RawFile = toml::from_str(text).map_err(|error| CasesError::Document(error.to_string()))?;
+    let file: RawFile = toml::from_str(text).map_err(|error| {
+        let is_large = error.message().contains("too large");
+        let hint = if is_large { "write a number above 9223372036854775807 in quotes\n" } else { "" };
+        CasesError::Document(format!("{error}{hint}"))
+    })?;
     if file.case.is_empty() {
         return Err(CasesError::Empty);
     }

@@ -23,8 +23,8 @@ pub struct Words {
 }
 
 impl Words {
-    /// Lays out the facts that `wants` asks for. Facts that are not given are 0, and those that say whether
-    /// a figure is known are 1.
+    /// Lays out the facts that `wants` asks for. Facts that are not given have the value of an absent fact, or
+    /// the gateway's default, otherwise 0.
     ///
     /// # Panics
     /// Panics at an unknown fact and at a value that does not fit its fact.

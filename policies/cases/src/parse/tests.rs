@@ -61,7 +61,7 @@ fn words_are_in_the_order_that_the_policy_asked_for() {
     let request = ["session-hash", "n", "priority"].map(|name| (name, facts.request(name).expect(name)));
     let worker = ["worker-id", "kv-usage", "dp-rank", "label-is/zone=a", "label-number/cost"];
     let worker = worker.map(|name| (name, facts.worker(name).expect(name)));
-    assert_eq!(request_words(request, &case.request), [2, 1, 0, 2.0_f32.to_bits()]);
+    assert_eq!(request_words(request, &case.request), [2, 1, 1, 2.0_f32.to_bits()]);
     let half = 0.5_f32.to_bits();
     assert_eq!(worker_words(worker, &case.rows), [0, 3, 0, 2, half, 0, 1, 0, 1, 0, 0, 0]);
     let decode = worker_words(worker, std::slice::from_ref(&case.decode));
@@ -78,6 +78,35 @@ fn whole_numbers_keep_every_bit() {
     let wanted = wanted.map(|name| (name, facts.request(name).expect(name)));
     let words = request_words(wanted, &case.expect("well-formed").request);
     assert_eq!(words, [1, 0x0020_0000, 0xffff_ffff, 0x7fff_ffff, 0xffff_ffff, 2]);
+}
+
+#[test]
+fn t4_an_id_may_be_given_by_its_digits_in_quotes() {
+    let case =
+        one("rows = [{ worker-id = \"12349305675965833812\" }]\nexpect = { row = 0 }").expect("well-formed");
+    let worker = [("worker-id", FactType::U64)];
+    let halves = [12_349_305_675_965_833_812_u64 as u32, (12_349_305_675_965_833_812_u64 >> 32) as u32];
+    // T4.9
+    assert_eq!(worker_words(worker, &case.rows), halves);
+    let wrong = problem("rows = [{ worker-id = \"one\" }]\nexpect = { row = 0 }");
+    assert!(
+        wrong.ends_with("rows[0].worker-id: expected a whole number, or its digits in quotes"),
+        "{wrong}"
+    );
+    let large = problem("rows = [{ worker-id = 12349305675965833812 }]\nexpect = { row = 0 }");
+    // T4.9
+    assert!(large.ends_with("write a number above 9223372036854775807 in quotes\n"), "{large}");
+}
+
+#[test]
+fn t4_facts_that_are_left_out_are_absent_or_the_gateway_s_default() {
+    let case = one("rows = [{}]\nexpect = { row = 0 }").expect("well-formed");
+    let request = ["n", "block-size", "priority"].map(|name| (name, FactType::U32));
+    // T4.10
+    assert_eq!(request_words(request, &case.request), [1, 16, 0]);
+    let worker = ["load-age-ms", "engine-queue-known", "engine-queue"].map(|name| (name, FactType::U32));
+    // T4.10
+    assert_eq!(worker_words(worker, &case.rows), [u32::MAX, 1, 0]);
 }
 
 #[test]
