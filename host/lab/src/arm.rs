@@ -1,6 +1,6 @@
 //! One way to route: the content of the four slots.
 
-use std::{path::Path, sync::Arc};
+use std::{collections::BTreeSet, path::Path, sync::Arc};
 
 use pointsman_embedded_policies::{FORMULA, FORMULA_FILTER, default_of};
 use pointsman_orchestration::QueueOrder;
@@ -224,6 +224,25 @@ impl Arm {
             Slot::new(kind, None, own.unwrap_or(of_all).clone(), events.clone())
         });
         Ok((Slots::new(set, []), failures))
+    }
+
+    /// Returns the names of the facts that its policies read, and the texts of their settings.
+    pub(crate) fn reads(&self) -> Result<(BTreeSet<String>, Vec<&str>), ArmError> {
+        let (slots, _failures) = self.slots()?;
+        let mut facts = BTreeSet::new();
+        for slot in slots.iter() {
+            for policy in slot.pin().program.policies() {
+                let wants = &policy.info().wants;
+                facts.extend(wants.request.iter().map(|fact| fact.name().to_owned()));
+                facts.extend(wants.worker.iter().map(ToString::to_string));
+            }
+        }
+        let settings = match &self.content {
+            Content::Native(_) | Content::Oracle => Vec::new(),
+            Content::Policies(parts) => parts.iter().map(|part| &*part.settings).collect(),
+            Content::Default(parts) => parts.iter().map(|(_, part)| &*part.settings).collect(),
+        };
+        Ok((facts, settings))
     }
 
     fn programs(&self, parts: &[Part]) -> Result<(Program, Program), ArmError> {

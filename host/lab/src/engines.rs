@@ -73,9 +73,11 @@ pub(crate) fn register(fleet: &Fleet, registry: &Registry) -> Result<Vec<Arc<Wor
             let limit =
                 group.max_concurrency.map_or_else(String::new, |limit| format!(",max_concurrency={limit}"));
             let (blocks, port) = (group.blocks, 1 + id % 65_535);
-            let spec = WorkerSpec::parse_flag(&format!(
+            let mut spec = WorkerSpec::parse_flag(&format!(
                 "id={id},role={role},engine=vllm,url=http://engine-{id}:{port},model={MODEL},total_blocks={blocks}{limit}"
             ))?;
+            spec.labels.clone_from(&group.labels);
+            spec.taints.extend(group.taints.iter().cloned());
             let worker = registry.upsert(spec);
             worker.set_health(Health::Healthy);
             workers.push(worker);

@@ -1,6 +1,10 @@
 //! The engines and links of a simulation.
 
-use std::{path::Path, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+    time::Duration,
+};
 
 use pointsman_config_file::{ConfigErrors, Lines, Problem, parse};
 use pointsman_sim::core::{BatchLimits, StepTime};
@@ -76,6 +80,12 @@ pub struct EngineGroup {
     /// Maximum number of requests that routing books on an engine.
     #[serde(default)]
     pub max_concurrency: Option<u32>,
+    /// Labels, as of a worker in the daemon's configuration.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
+    /// Taints, as of a worker in the daemon's configuration.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub taints: BTreeSet<String>,
 }
 
 /// Links from prefill to decode engines. A prefill engine makes one transfer at a time.
@@ -180,6 +190,8 @@ impl EngineGroup {
             step_time: StepTimeSpec::Dynamo,
             request_overhead_ms: 0.0,
             max_concurrency: None,
+            labels: BTreeMap::new(),
+            taints: BTreeSet::new(),
         }
     }
 

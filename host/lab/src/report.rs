@@ -17,6 +17,7 @@ use crate::{
     trace::{Trace, endless_cache_hit_rate},
 };
 
+mod absent_facts;
 mod backlog;
 mod events;
 mod figures;

@@ -2,7 +2,7 @@
 
 use pointsman_workers::Role;
 
-use super::{ArmReport, Comparison, PairDifference, Plan, RankBy, tied, too_few_seeds};
+use super::{ArmReport, Comparison, PairDifference, Plan, RankBy, absent_facts, tied, too_few_seeds};
 use crate::fleet::Fleet;
 
 /// Returns the warnings.
@@ -30,6 +30,9 @@ pub(super) fn of(comparison: &Comparison, plan: &Plan<'_>) -> Vec<String> {
     for arm in &comparison.arms {
         warnings.extend(of_arm(arm));
         warnings.extend(idle_roles(arm, plan.fleet));
+    }
+    for arm in plan.arms {
+        warnings.extend(absent_facts::of(arm, plan.trace, plan.fleet));
     }
     warnings
 }
