@@ -206,7 +206,7 @@ test("a cost of predicted-latency is split into its terms, also with a measured 
 });
 
 test("a receipt shows its sentences, candidates with facts, and what the shadow would have chosen", () => {
-  store.take("slots", { slots: [{ slot: "prefill", model: null, refusals: [], shadow: { policy: "mine", generation: 9, agree: 3, disagree: 1, failed: 0 }, canary: { generation: 5 } }], history: [], strays: [], compiling: [] });
+  store.take("slots", { slots: [{ slot: "prefill", model: null, refusals: [], shadow: { policy: "mine", generation: 9, agree: 3, disagree: 1, failed: 0, shed: 0 }, canary: { generation: 5 } }], history: [], strays: [], compiling: [] });
   const card = receipts.receiptCard(receipt());
   const text = card.textContent;
   for (const part of ["Prefill leg", `Because ${HOSTILE}.`, "chosen", "runner-up", "filtered out", "cached blocks", "tokens waiting", "TTFT there", "mine would have chosen 1: 6.50 dearer", "it agrees in 75 % of its decisions", "canary @5was not asked"]) assert.ok(text.includes(part), `${part}: ${text}`);
@@ -352,7 +352,7 @@ const lane = (name, more) => ({
 
 test("active, canary and shadow are compared side by side", () => {
   store.take("hello", { may_change: true });
-  const trial = { policy: "new", generation: 2, share: 0.05, since_ms: Date.now() - 150e3, agree: 3, disagree: 1, failed: 0 };
+  const trial = { policy: "new", generation: 2, share: 0.05, since_ms: Date.now() - 150e3, agree: 3, disagree: 1, failed: 0, shed: 0 };
   const status = { slot: "prefill", model: null, policy: "kv-aware", generation: 1, since_ms: 0, can_roll_back: true, canary: trial, shadow: { ...trial, generation: 5, share: 1 } };
   const table = (canaries) => lanes.lanesTable(status, [
     lane("active", { decisions: 1000, failed: 10, predicted_hit_rate: 0.5, ttft_ms: times(40), itl_ms: times(8), decisions_by_minute: [900, 60, 30], calls: 9, call_p99_us: 64 }),

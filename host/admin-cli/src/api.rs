@@ -25,11 +25,13 @@ pub struct Status {
     pub live: Live,
     pub workers: WorkerCounts,
     pub slots: Vec<Slot>,
+    #[serde(default)]
     pub compiling: Vec<Compiling>,
 }
 
 /// Load now and latencies of the last minute.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
 pub struct Live {
     pub requests_per_second: f64,
     pub errors_per_second: f64,
@@ -47,7 +49,8 @@ pub struct Live {
 }
 
 /// The admission queue.
-#[derive(Clone, Copy, Debug, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(default)]
 pub struct Queue {
     pub waiting: u64,
     pub waiting_bytes: u64,
@@ -72,18 +75,24 @@ pub struct Slot {
     pub policy: String,
     pub version: Option<String>,
     pub digest: Option<String>,
+    #[serde(default)]
     pub parts: Vec<Part>,
     pub calls: u64,
     pub failures: u64,
     pub breaker_open: bool,
+    #[serde(default)]
     pub only_choice: Option<OnlyChoice>,
     pub canary: Option<Trial>,
     pub shadow: Option<Trial>,
+    #[serde(default)]
     pub last_failure: Option<LastFailure>,
     /// Content that was rolled back.
+    #[serde(default)]
     pub quarantined: Vec<String>,
     /// The rollback that an undo would end now.
+    #[serde(default)]
     pub undo: Option<RolledBack>,
+    #[serde(default)]
     pub refusals: Vec<Refusal>,
 }
 
@@ -103,7 +112,7 @@ pub struct RolledBack {
 
 impl Slot {
     /// Returns the refusals in force.
-    pub(crate) fn current_refusals(&self) -> impl Iterator<Item = &Refusal> {
+    pub fn current_refusals(&self) -> impl Iterator<Item = &Refusal> {
         self.refusals.iter().filter(|one| one.in_force)
     }
 }
@@ -113,10 +122,12 @@ impl Slot {
 pub struct Refusal {
     pub lane: String,
     pub file: String,
+    #[serde(default)]
     pub digest: Option<String>,
     pub kind: String,
     pub message: String,
     pub at_ms: u64,
+    #[serde(default)]
     pub in_force: bool,
 }
 
@@ -124,22 +135,31 @@ pub struct Refusal {
 #[derive(Clone, Debug, Deserialize)]
 pub struct LastFailure {
     /// Name of the policy that failed.
+    #[serde(default)]
     pub policy: String,
     pub kind: String,
     pub message: String,
     pub at_ms: u64,
+    /// Id of the request that the call was about.
+    #[serde(default)]
+    pub request_id: Option<String>,
 }
 
 /// `GET /policies`.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Policies {
     pub slots: Vec<Slot>,
+    #[serde(default)]
     pub compiling: Vec<Compiling>,
+    #[serde(default)]
     pub strays: Vec<String>,
     /// What is wrong with each of the strays.
+    #[serde(default)]
     pub stray_problems: Vec<String>,
     /// Number of further strays.
+    #[serde(default)]
     pub more_strays: usize,
+    #[serde(default)]
     pub history: Vec<LaneChange>,
 }
 
@@ -155,6 +175,8 @@ pub struct Compiling {
 pub struct LaneChange {
     pub at_ms: u64,
     pub slot: String,
+    #[serde(default)]
+    pub model: Option<String>,
     pub lane: String,
     pub result: String,
     pub reason: String,
@@ -185,6 +207,9 @@ pub struct LaneFigures {
     pub generation: Option<u64>,
     pub decisions: u64,
     pub fallbacks: u64,
+    #[serde(default)]
+    pub sheds: u64,
+    #[serde(default)]
     pub failed: u64,
     pub agreement: Option<f64>,
     pub predicted_hit_rate: Option<f64>,
@@ -213,17 +238,30 @@ pub struct Trial {
     pub generation: u64,
     pub share: f64,
     pub policy: String,
+    #[serde(default)]
     pub only_choice: Option<OnlyChoice>,
+    #[serde(default)]
     pub digest: Option<String>,
+    #[serde(default)]
     pub parts: Vec<Part>,
+    #[serde(default)]
     pub calls: u64,
+    #[serde(default)]
     pub failures: u64,
+    #[serde(default)]
     pub breaker_open: bool,
+    #[serde(default)]
     pub last_failure: Option<LastFailure>,
     /// Decisions of a shadow that were the same, and those that were not.
+    #[serde(default)]
     pub agree: u64,
+    #[serde(default)]
     pub disagree: u64,
+    #[serde(default)]
     pub failed: u64,
+    /// Requests that a shadow would have refused.
+    #[serde(default)]
+    pub shed: u64,
 }
 
 /// `GET /workers`.
@@ -240,11 +278,14 @@ pub struct Worker {
     pub models: Vec<String>,
     pub draining: bool,
     /// Handoffs of the worker that decode has not consumed.
+    #[serde(default)]
     pub open_handoffs: u64,
     /// Its streams that continue on another worker, if they are asked to.
+    #[serde(default)]
     pub moves: Option<Moves>,
     pub ineligible: Option<String>,
     /// Whether its engine has too much to do, and the worker is not chosen for a pause.
+    #[serde(default)]
     pub paused: bool,
     pub reason: Option<String>,
     pub engine_load: Option<EngineLoad>,
@@ -253,6 +294,7 @@ pub struct Worker {
 
 /// The streams of a worker that drains.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
 pub struct Moves {
     pub moved: u64,
     pub moving: u64,

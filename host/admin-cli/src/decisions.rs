@@ -123,11 +123,7 @@ fn table(found: &Decisions) -> String {
             moment(one.call.now_us / 1_000),
             one.model.clone(),
             one.leg.clone(),
-            format!(
-                "{}@{}",
-                one.program.as_ref().or(one.policy.as_ref()).map_or("native", |name| name),
-                one.generation
-            ),
+            policy(one),
             one.decider.by.clone(),
             choice(one),
             one.choice
@@ -140,6 +136,13 @@ fn table(found: &Decisions) -> String {
         ]);
     }
     table.text()
+}
+
+/// Returns the policy and its generation, which are of the slot of all models unless a model is named.
+fn policy(one: &Decision) -> String {
+    let name = one.program.as_ref().or(one.policy.as_ref()).map_or("native", |name| name);
+    let of = one.slot_model.as_ref().map(|model| format!(" of {model}")).unwrap_or_default();
+    format!("{name}@{}{of}", one.generation)
 }
 
 /// Returns how the request ended, and how the leg of this decision failed, if it did.

@@ -90,17 +90,23 @@ fn decided(one: &Decision) -> String {
         ("plan", _) => " It was not asked: the decode override had chosen the worker.".to_owned(),
         (other, _) => format!(" Decided by {other}."),
     };
-    format!("Slot {} ran {}.{how}", one.slot, program(one, &called, ended_in_filter))
+    let of = one.slot_model.as_ref().map(|model| format!(" of model {model}")).unwrap_or_default();
+    format!("Slot {}{of} ran {}.{how}", one.slot, program(one, &called, ended_in_filter))
 }
 
 /// The filters that were called with what each kept, and the policy that ranks.
 fn program(one: &Decision, called: &[&Stage], ended_in_filter: bool) -> String {
     let short = |digest: &Option<String>| digest.as_deref().map(short).unwrap_or_default();
+    let settings = |digest: &Option<String>| match digest {
+        Some(_) => format!(", settings {}", short(digest)),
+        None => String::new(),
+    };
     let ranks = match &one.policy {
         Some(policy) => format!(
-            "policy {policy} (generation {}, digest {}, lane {})",
+            "policy {policy} (generation {}, digest {}{}, lane {})",
             one.generation,
             short(&one.digest),
+            settings(&one.settings_digest),
             one.mode
         ),
         None => format!("a native selector (generation {})", one.generation),
@@ -115,7 +121,8 @@ fn program(one: &Decision, called: &[&Stage], ended_in_filter: bool) -> String {
             let kept = kept.zip(stage.rows).map(|(kept, rows)| format!(", which kept {kept} of {rows}"));
             let kept = kept.unwrap_or_default();
             let name = stage.policy.as_deref().unwrap_or_default();
-            format!("filter {name} (digest {}){kept}", short(&stage.digest))
+            let settings = settings(&stage.settings_digest);
+            format!("filter {name} (digest {}{settings}){kept}", short(&stage.digest))
         });
     let filters = filters.collect::<Vec<_>>().join(", then ");
     match (filters.is_empty(), ended_in_filter) {
@@ -183,6 +190,22 @@ fn runner_up(second: &Costed, chosen: f64, addresses: Addresses<'_>) -> Option<S
 
 fn shadow(one: &Decision, addresses: Addresses<'_>) -> Option<String> {
     let shadow = one.shadow.as_ref()?;
+    let (generation, detail) = (shadow.generation, shadow.detail.as_deref().unwrap_or_default());
+    let instead = match (&*shadow.answer, shadow.status) {
+        ("refused", Some(status)) if shadow.agrees != Some(true) => {
+            let reason = if detail.is_empty() { String::new() } else { format!(": {detail}") };
+            Some(format!("would have refused it with {status}{reason}"))
+        }
+        ("nobody_left", _) => {
+            Some("would have refused it, because its filters dropped every candidate".to_owned())
+        }
+        ("abstained", _) => Some("abstained, so that the native fallback would have decided".to_owned()),
+        ("failed", _) => Some(no_answer(shadow.kind.as_deref().unwrap_or("unknown"), Some(detail))),
+        _ => None,
+    };
+    if let Some(instead) = instead {
+        return Some(format!("The shadow (generation {generation}) {instead}."));
+    }
     let choice = match (&shadow.plan, shadow.choice) {
         (Some(plan), _) => plan.clone(),
         (None, Some((worker, rank))) => named(worker, rank, addresses),
@@ -193,7 +216,7 @@ fn shadow(one: &Decision, addresses: Addresses<'_>) -> Option<String> {
         Some(false) => ", not the same",
         None => "",
     };
-    Some(format!("The shadow (generation {}) would have chosen {choice}{agrees}.", shadow.generation))
+    Some(format!("The shadow (generation {generation}) would have chosen {choice}{agrees}."))
 }
 
 fn stream_failed(outcome: &Outcome) -> Option<String> {

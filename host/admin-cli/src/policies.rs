@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::Args;
 
 use crate::{
-    api::{Policies, Slot},
+    api::{Policies, Refusal, Slot},
     block_on,
     gateway::GatewayArgs,
     print,
@@ -63,7 +63,8 @@ fn policies_text(policies: &Policies, now_ms: u64) -> String {
     section("rolled back", policies.slots.iter().flat_map(rolled_back).collect());
     let changes = policies.history.iter().rev().take(CHANGES).map(|change| {
         let policy = change.policy.as_deref().unwrap_or(NONE);
-        let (slot, lane, result) = (&change.slot, &change.lane, &change.result);
+        let (slot, lane, result) =
+            (place(&change.slot, change.model.as_deref()), &change.lane, &change.result);
         format!("{slot} {lane}: {result} ({}), now {policy}, {}", change.reason, ago(change.at_ms))
     });
     section("last changes", changes.collect());
@@ -93,8 +94,17 @@ fn model(slot: &Slot) -> String {
 }
 
 fn refused(slots: &[Slot], ago: &impl Fn(u64) -> String) -> Vec<String> {
-    let refusals = slots.iter().flat_map(Slot::current_refusals);
-    refusals.map(|one| format!("{} ({}), {}: {}", one.file, one.kind, ago(one.at_ms), one.message)).collect()
+    let refusals = slots.iter().flat_map(|slot| slot.current_refusals().map(move |one| (slot, one)));
+    let line = |(slot, one): (&Slot, &Refusal)| {
+        let (slot, file) = (place(&slot.slot, slot.model.as_deref()), &one.file);
+        format!("{slot} {}: {file} ({}), {}: {}", one.lane, one.kind, ago(one.at_ms), one.message)
+    };
+    refusals.map(line).collect()
+}
+
+/// The name of a slot: `prefill`, or `model/prefill`.
+fn place(slot: &str, model: Option<&str>) -> String {
+    model.map_or(slot.to_owned(), |model| format!("{model}/{slot}"))
 }
 
 /// One row for each lane.
@@ -152,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lanes_refusals_compiles_and_changes_are_shown_and_old_refusals_are_not() {
+    fn t6_lanes_refusals_compiles_and_changes_are_shown_and_old_refusals_are_not() {
         let refusal = |at_ms: u64, in_force: bool, message: &str| {
             json!({ "lane": "active", "file": "prefill.wasm", "kind": "not_wasm", "message": message,
                     "at_ms": at_ms, "in_force": in_force })
@@ -163,12 +173,12 @@ mod tests {
                 "version": null, "digest": "sha256:0123456789abcdef", "calls": 9, "failures": 1,
                 "breaker_open": false, "parts": [], "quarantined": ["sha256:77"],
                 "last_failure": { "kind": "invalid", "message": "invalid answer: cost 1 is NaN", "at_ms": 98_000,
-                                  "policy": "least-loaded" },
+                                  "policy": "least-loaded", "request_id": "r-1" },
                 "refusals": [refusal(40_000, false, "of a removed file"), refusal(60_000, true, "the newest \u{1b}[2J")],
                 "undo": { "policy": "least-loaded", "digest": "sha256:77" },
                 "shadow": null,
                 "canary": { "generation": 5, "share": 0.2, "policy": "trial", "parts": [], "calls": 0, "failures": 0,
-                            "breaker_open": false, "agree": 0, "disagree": 0, "failed": 0 },
+                            "breaker_open": false, "agree": 0, "disagree": 0, "failed": 0, "shed": 0 },
             }, {
                 "slot": "decode", "model": null, "state": "rolled-back", "generation": 4, "policy": "kv-aware",
                 "version": null, "digest": null, "calls": 9, "failures": 1, "breaker_open": false,
@@ -177,7 +187,7 @@ mod tests {
             "compiling": [{ "slot": "decode", "lane": "active", "file": "decode.wasm", "since_ms": 99_000 }],
             "strays": ["old.wasm", "older.wasm"],
             "stray_problems": ["the file name selects no slot; did you mean `cold.wasm`?"], "more_strays": 7,
-            "history": [{ "at_ms": 50_000, "slot": "prefill", "lane": "active", "result": "installed",
+            "history": [{ "at_ms": 50_000, "slot": "prefill", "model": "org/b", "lane": "active", "result": "installed",
                           "reason": "changed", "policy": "least-loaded" }],
         }));
         let text = policies_text(&policies.expect("the answer"), 100_000);
@@ -187,13 +197,15 @@ mod tests {
         assert!(text.contains("80 %") && canary.contains("20 %"), "{text}");
         for line in [
             "  decode.wasm, begun 1 s ago\n",
-            "  prefill.wasm (not_wasm), 40 s ago: the newest \u{fffd}[2J\n",
+            // T6.4
+            "  tiny/prefill active: prefill.wasm (not_wasm), 40 s ago: the newest \u{fffd}[2J\n",
             "  old.wasm: the file name selects no slot; did you mean `cold.wasm`?\n  older.wasm\n  and 7 more\n",
             "  prefill least-loaded sha256:77; to let it run again: pointsman policy rollback prefill --undo --model tiny\n",
             "  decode sha256:88: no usable file or setting asks for it now; an undo needs its file or settings again\n",
             // T6.2
-            "last failed calls\n  prefill of tiny, least-loaded (invalid), 2 s ago: invalid answer: cost 1 is NaN\n",
-            "  prefill active: installed (changed), now least-loaded, 50 s ago\n",
+            "last failed calls\n  prefill of tiny, least-loaded (invalid), 2 s ago, request r-1: invalid answer: cost 1 is NaN\n",
+            // T6.4
+            "  org/b/prefill active: installed (changed), now least-loaded, 50 s ago\n",
         ] {
             assert!(text.contains(line), "{line}: {text}");
         }

@@ -94,9 +94,10 @@ pub(crate) fn failures(slot: &Slot, now_ms: u64) -> Vec<String> {
         [("", slot.last_failure.clone()), (" canary", of(&slot.canary)), (" shadow", of(&slot.shadow))];
     let model = slot.model.as_ref().map(|model| format!(" of {model}")).unwrap_or_default();
     let line = |(lane, failure): (&str, Option<LastFailure>)| {
-        let LastFailure { policy, kind, message, at_ms } = failure?;
+        let LastFailure { policy, kind, message, at_ms, request_id } = failure?;
         let when = ago(at_ms, now_ms);
-        Some(format!("{}{lane}{model}, {policy} ({kind}), {when}: {message}", slot.slot))
+        let request = request_id.map(|id| format!(", request {id}")).unwrap_or_default();
+        Some(format!("{}{lane}{model}, {policy} ({kind}), {when}{request}: {message}", slot.slot))
     };
     lanes.into_iter().filter_map(line).collect()
 }

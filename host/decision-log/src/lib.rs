@@ -100,6 +100,9 @@ pub struct LoggedDecision {
     pub id: Option<String>,
     /// Slot.
     pub slot: String,
+    /// Model of the slot; `None`: the slot of all models.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slot_model: Option<String>,
     /// Lane that decided: `active` or `canary`.
     pub lane: String,
     /// Generation that decided.
@@ -110,6 +113,9 @@ pub struct LoggedDecision {
     /// Digest of the policy's bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digest: Option<String>,
+    /// Digest of the policy's settings; `None`: it has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub settings_digest: Option<String>,
     /// Kind of the decider: `policy`, `native`, `fallback`, `pin`, `session` or `plan`.
     pub decider: String,
     /// Reason of a fallback, or the native mode.
@@ -139,12 +145,12 @@ pub struct LoggedDecision {
     /// `remote`, `local` or `shed` of a decode override; the code of a refusal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub verdict: Option<String>,
-    /// Choice of the slot's shadow.
+    /// Answer of the slot's shadow.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shadow: Option<LoggedShadow>,
 }
 
-/// Choice of a slot's shadow.
+/// Answer of a slot's shadow.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LoggedShadow {
     /// Its generation.
@@ -155,7 +161,19 @@ pub struct LoggedShadow {
     /// Digest of the policy's bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digest: Option<String>,
-    /// Worker; `None` if it failed, abstained or refused.
+    /// Digest of the policy's settings; `None`: it has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub settings_digest: Option<String>,
+    /// `chose`, `abstained`, `nobody_left`, `refused` or `failed`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub answer: Option<String>,
+    /// Status of a refusal.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub status: Option<u16>,
+    /// Kind of a failure.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kind: Option<String>,
+    /// Worker; `None` if it chose none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub worker: Option<u64>,
     /// Its data-parallel rank.

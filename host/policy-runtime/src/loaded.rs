@@ -263,6 +263,7 @@ fn serve(
         name: name.clone(),
         version: Arc::from(about.version),
         digest: *digest,
+        settings_digest: settings_digest(settings),
         world,
         origin,
         wants: wants.clone(),
@@ -289,6 +290,12 @@ fn serve(
     let instances = u32::try_from(pool.size()).unwrap_or(u32::MAX).max(1);
     let cost = LoadCost { compile: *took, instance: begun.elapsed() / instances };
     Ok(LoadedPolicy { info, pool, cost })
+}
+
+/// Returns the digest of the settings of a policy; `None` without any.
+fn settings_digest(settings: &str) -> Option<Digest> {
+    let text = settings.trim();
+    (!text.is_empty() && text != "{}").then(|| digest(text.as_bytes()))
 }
 
 impl LoadedPolicy {

@@ -26,6 +26,9 @@ pub struct Report {
     pub agree: u64,
     /// Both numbers by leg.
     pub legs: BTreeMap<String, Share>,
+    /// Both numbers by the rule that decided: slot, lane, policy, and the digests of its content and settings.
+    #[serde(default)]
+    pub rules: BTreeMap<String, Share>,
     /// Number of decisions that were not replayed, by reason.
     pub skipped: BTreeMap<String, u64>,
     /// The decisions that differ.
@@ -264,9 +267,12 @@ impl Report {
         let chosen = line.choice.as_ref().and_then(|choice| choice.row);
         let same = recorded == new
             || (*recorded == Answer::Abstain && chosen.map(Answer::Row).as_ref() == Some(new));
-        let share = self.legs.entry(line.leg.as_str().to_owned()).or_default();
-        share.decisions += 1;
-        share.agree += u64::from(same);
+        let leg = self.legs.entry(line.leg.as_str().to_owned()).or_default();
+        let rule = self.rules.entry(line.rule()).or_default();
+        for share in [leg, rule] {
+            share.decisions += 1;
+            share.agree += u64::from(same);
+        }
         self.decisions += 1;
         self.agree += u64::from(same);
         if !same {

@@ -121,10 +121,17 @@ fn open(path: &Path) -> anyhow::Result<impl BufRead> {
 }
 
 fn text(policy: &str, report: &Report) -> String {
-    let Report { decisions, agree, legs, skipped, differences } = report;
+    let Report { decisions, agree, legs, rules, skipped, differences } = report;
     let mut text = format!("policy  {policy}\nagree   {agree} of {decisions}\n");
     for (leg, share) in legs {
         let _ = writeln!(text, "        {leg}: {} of {}", share.agree, share.decisions);
+    }
+    // One slot has several rules, one after another: active and canary differ, and settings change.
+    if rules.len() > legs.len() {
+        let _ = writeln!(text, "rules   {} decided:", rules.len());
+        for (rule, share) in rules {
+            let _ = writeln!(text, "        {rule}: {} of {}", share.agree, share.decisions);
+        }
     }
     for (why, count) in skipped {
         let _ = writeln!(text, "skipped {count}: {why}");

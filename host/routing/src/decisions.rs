@@ -31,7 +31,7 @@ mod summary;
 
 pub use header::{DecidedBy, DecisionHeader, DecisionResult, LegTimes, Outcome, StreamFailed};
 pub use record::Record;
-pub(crate) use recorder::{ALWAYS, Recorded, Recorder};
+pub(crate) use recorder::{ALWAYS, Recorded, Recorder, SHADOW};
 use shard::{Ring, Shard};
 pub use summary::DecisionSummary;
 

@@ -48,7 +48,7 @@ pub use policy::{
     Call, Decision, Digest, Failure, OnFailure, Origin, Plan, Policy, PolicyInfo, ShedReason, World,
 };
 pub use query::{AgentProgram, CandidateId, Committed, Pairing, Query, RoutingRequest};
-pub use receipt::{Decider, Receipt, RefusedDecision, ShadowResult};
+pub use receipt::{Decider, Receipt, RefusedDecision, ShadowAnswer, ShadowResult};
 pub use router::{
     OverrideDecision, ReservedPlace, RouteError, RoutePreview, Routed, Router, holder_text, no_worker_text,
 };

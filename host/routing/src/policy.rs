@@ -118,6 +118,8 @@ pub struct PolicyInfo {
     pub version: Arc<str>,
     /// Digest of its bytes.
     pub digest: Digest,
+    /// Digest of its settings; `None`: it has none.
+    pub settings_digest: Option<Digest>,
     /// The world it fills.
     pub world: World,
     /// Source of the policy's bytes.

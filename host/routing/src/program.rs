@@ -59,11 +59,12 @@ fn failed(step: u32) -> impl Fn(Failure) -> Stop {
 
 impl Verdict {
     /// Counts the call that gave this verdict.
-    pub(crate) fn count(&self, generation: &GenerationHandle, took: Duration) {
-        match self {
-            Self::Failed(FailedCall { failure, step }) => generation.note_call(Some((failure, *step)), took),
-            _ => generation.note_call(None, took),
-        }
+    pub(crate) fn count(&self, generation: &GenerationHandle, took: Duration, request_id: Option<&str>) {
+        let failed = match self {
+            Self::Failed(FailedCall { failure, step }) => Some((failure, *step)),
+            _ => None,
+        };
+        generation.note_call(failed, took, request_id);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use pointsman_workers::{DpRank, Leg, WorkerId};
+use pointsman_workers::{DpRank, Leg, ModelName, WorkerId};
 use serde::Serialize;
 use tokio::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::{
     ids::{DecisionId, Generation},
     leg_run::LegRun,
     outcome::ObservedOutcome,
-    policy::Digest,
+    policy::{Digest, Failure, ShedReason},
     query::CandidateId,
     slot::{Lane, NativeMode, ProgramSummary, SlotKind},
 };
@@ -42,13 +42,15 @@ pub enum Decider {
     Plan,
 }
 
-/// The choice of the slot's shadow, compared with the one made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+/// The answer of the slot's shadow, compared with the decision that was made.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ShadowResult {
     /// The shadow's generation.
     pub generation: Generation,
-    /// The candidate that the shadow chose; `None` if the shadow failed, abstained or refused the request, or
-    /// is a decode override.
+    /// Kind of the answer.
+    #[serde(flatten)]
+    pub answer: ShadowAnswer,
+    /// The candidate that the shadow chose; `None` if it chose none, or is a decode override.
     pub choice: Option<CandidateId>,
     /// For a decode override: `remote`, `local` or `shed`; `None` if the shadow failed.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -57,6 +59,32 @@ pub struct ShadowResult {
     pub agrees: bool,
     /// Cached prefix blocks at that candidate (device, host, disk); `None`: they were not looked up.
     pub cached_blocks: Option<[u32; 3]>,
+}
+
+/// Kind of a shadow's answer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case", tag = "answer")]
+pub enum ShadowAnswer {
+    /// It chose a candidate, or for a decode override a plan.
+    Chose,
+    /// It had no opinion.
+    Abstained,
+    /// Its filters dropped every candidate, so that it would have refused the request.
+    NobodyLeft,
+    /// It would have refused the request.
+    Refused {
+        /// HTTP status.
+        status: u16,
+        /// The policy's reason.
+        detail: Arc<str>,
+    },
+    /// Its call failed.
+    Failed {
+        /// Kind of the failure.
+        kind: &'static str,
+        /// The failure's message.
+        detail: Arc<str>,
+    },
 }
 
 /// A decision by which a slot refused a request.
@@ -81,6 +109,8 @@ pub struct Receipt {
     pub attempt: u32,
     /// The slot.
     pub slot: SlotKind,
+    /// Model of the slot; `None`: the slot of all models.
+    pub slot_model: Option<ModelName>,
     /// The generation that decided.
     pub generation: Generation,
     /// The generation's lane: active or canary.
@@ -99,6 +129,8 @@ pub struct Receipt {
     pub policy: Option<Arc<str>>,
     /// Digest of the policy that ranks, when the slot has one.
     pub digest: Option<Digest>,
+    /// Digest of that policy's settings, when it has any.
+    pub settings_digest: Option<Digest>,
     /// Policy, hint, session or fallback that decided.
     pub decider: Decider,
     /// Whether a policy of the generation, or of the slot's shadow, observes the outcome.
@@ -179,12 +211,52 @@ impl Receipt {
         }
     }
 
+    /// Returns the program of the shadow if its call failed.
+    pub(crate) fn failed_shadow(&self) -> Option<&Arc<ProgramSummary>> {
+        let has_failed = |shadow: &ShadowResult| matches!(shadow.answer, ShadowAnswer::Failed { .. });
+        self.shadow_program.as_ref().filter(|_| self.shadow.as_ref().is_some_and(has_failed))
+    }
+
     /// Returns the cheapest of the candidates that were not chosen, when costs are known.
     #[must_use]
     pub fn runner_up(&self) -> Option<(WorkerId, DpRank, f32)> {
         let others =
             self.costs.iter().filter(|(worker, rank, _)| (*worker, *rank) != (self.worker, self.rank));
         others.min_by(|a, b| a.2.total_cmp(&b.2)).copied()
+    }
+}
+
+impl ShadowAnswer {
+    /// Stable label, as in receipts.
+    #[must_use]
+    pub fn label(&self) -> &'static str {
+        match self {
+            Self::Chose => "chose",
+            Self::Abstained => "abstained",
+            Self::NobodyLeft => "nobody_left",
+            Self::Refused { .. } => "refused",
+            Self::Failed { .. } => "failed",
+        }
+    }
+
+    /// Returns whether the request would have been refused.
+    #[must_use]
+    pub fn is_refusal(&self) -> bool {
+        matches!(self, Self::NobodyLeft | Self::Refused { .. })
+    }
+
+    /// Returns whether the native fallback would have decided.
+    #[must_use]
+    pub fn is_fallback(&self) -> bool {
+        matches!(self, Self::Abstained | Self::Failed { .. })
+    }
+
+    pub(crate) fn failed(failure: &Failure) -> Self {
+        Self::Failed { kind: failure.kind(), detail: failure.to_string().into() }
+    }
+
+    pub(crate) fn refused(shed: &ShedReason) -> Self {
+        Self::Refused { status: shed.status, detail: shed.reason.as_str().into() }
     }
 }
 

@@ -177,6 +177,8 @@ async fn t6_failed_calls_and_breakers_are_logged_and_lines_of_trials_are_marked(
         );
         assert_eq!((&fields["slot"], &fields["lane"]), (&json!("aggregated"), &json!("active")), "{fields}");
         assert!(fields["error"].as_str().unwrap().starts_with("policy error: "), "{fields}");
+        // T8.3
+        assert!(fields["request_id"].is_string(), "{fields}");
     }
     // What is logged in trial calls is not in the log, and has its name and a mark in the operators' API.
     cluster.drop_policy("prefill.wasm", CHATTY).unwrap();

@@ -130,6 +130,7 @@ mod scale_from_zero;
 mod secrets;
 mod serving;
 mod sessions;
+mod shadow_answers;
 mod sleeping_engines;
 mod slots;
 mod slow_readers;

@@ -20,12 +20,17 @@ pub struct Decision {
     pub leg: String,
     pub attempt: u32,
     pub slot: String,
+    /// Model of the slot; `None`: the slot of all models.
+    #[serde(default)]
+    pub slot_model: Option<String>,
     pub generation: u64,
     pub mode: String,
     /// The last filter and the policy that ranks.
     pub program: Option<String>,
     pub policy: Option<String>,
     pub digest: Option<String>,
+    #[serde(default)]
+    pub settings_digest: Option<String>,
     pub decider: Decider,
     pub reason: Option<String>,
     pub call: Call,
@@ -66,6 +71,8 @@ pub struct Call {
 pub struct Stage {
     pub policy: Option<String>,
     pub digest: Option<String>,
+    #[serde(default)]
+    pub settings_digest: Option<String>,
     pub world: Option<String>,
     /// Number of rows that it received; `None` where the inputs were dropped.
     pub rows: Option<u64>,
@@ -108,6 +115,15 @@ pub struct Refused {
 #[derive(Clone, Debug, Deserialize)]
 pub struct Shadow {
     pub generation: u64,
+    /// `chose`, `abstained`, `nobody_left`, `refused` or `failed`.
+    #[serde(default)]
+    pub answer: String,
+    /// Of a refusal.
+    pub status: Option<u16>,
+    /// Of a failure.
+    pub kind: Option<String>,
+    /// Reason of a refusal, or message of a failure.
+    pub detail: Option<String>,
     pub choice: Option<(u64, u32)>,
     /// Of a decode override.
     pub plan: Option<String>,

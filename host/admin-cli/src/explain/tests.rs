@@ -59,6 +59,47 @@ fn a_plan_says_what_it_means_and_equal_costs_are_no_difference() {
 }
 
 #[test]
+fn t8_sentences_tell_what_the_shadow_answered_and_which_rule_decided() {
+    let shadow = |answer: serde_json::Value| {
+        explain(&receipt(|receipt| {
+            receipt["shadow"] = json!({ "generation": 4, "choice": null, "agrees": false });
+            for (key, value) in answer.as_object().unwrap() {
+                receipt["shadow"][key] = value.clone();
+            }
+        }))
+    };
+    for (answer, expected) in [
+        (
+            json!({ "answer": "refused", "status": 429, "detail": "full" }),
+            "would have refused it with 429: full.",
+        ),
+        (json!({ "answer": "refused", "status": 429, "detail": "" }), "would have refused it with 429."),
+        (
+            json!({ "answer": "nobody_left" }),
+            "would have refused it, because its filters dropped every candidate.",
+        ),
+        (json!({ "answer": "abstained" }), "abstained, so that the native fallback would have decided."),
+        (
+            json!({ "answer": "failed", "kind": "trap", "detail": "trap: panicked" }),
+            "failed (trap: panicked).",
+        ),
+    ] {
+        let text = shadow(answer);
+        // T8.2
+        assert!(text.contains(&format!("The shadow (generation 4) {expected}")), "{expected}\n{text}");
+    }
+    let of_model = explain(&receipt(|receipt| {
+        receipt["slot_model"] = json!("big");
+        receipt["settings_digest"] = json!("fedcba9876543210");
+    }));
+    let slot = of_model.lines().find(|line| line.starts_with("Slot ")).unwrap();
+    // T8.4
+    assert!(slot.contains(" of model big ran policy "), "{slot}");
+    // T8.5
+    assert!(slot.contains(", settings fedcba987654, lane "), "{slot}");
+}
+
+#[test]
 fn o1_sentences_name_workers_by_address() {
     let addresses = |worker| (worker != 1).then(|| format!("10.0.0.{worker}:8000"));
     let one = receipt(|receipt| {

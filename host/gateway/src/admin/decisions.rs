@@ -20,7 +20,7 @@ use futures_util::stream;
 use pointsman_embedded_policies::PREDICTED_DISAGG;
 use pointsman_policy_runtime::digest;
 use pointsman_routing::{DecisionHeader, DecisionId, DecisionResult, Decisions, Record};
-use pointsman_workers::{Snapshot, Worker, WorkerId};
+use pointsman_workers::{ModelName, Snapshot, Worker, WorkerId};
 use serde_json::{Value, json};
 use tokio::time::Duration;
 
@@ -46,6 +46,8 @@ struct Filter {
     model: Option<String>,
     leg: Option<String>,
     slot: Option<String>,
+    /// Model of the slot; empty: the slot of all models.
+    slot_model: Option<String>,
     worker: Option<u64>,
     policy: Option<String>,
     generation: Option<u64>,
@@ -182,6 +184,7 @@ impl Filter {
                     let slots = ["aggregated", "prefill", "decode", "decode-override"];
                     filter.slot = Some(one_of(&name, value, &slots)?);
                 }
+                "slot_model" => filter.slot_model = Some(value),
                 "worker" => filter.worker = Some(number(&name, &value)?),
                 "policy" => filter.policy = Some(value),
                 "generation" => filter.generation = Some(number(&name, &value)?),
@@ -203,7 +206,7 @@ impl Filter {
                 "short" => filter.short = number(&name, &value)?,
                 _ => {
                     return Err(format!(
-                        "unknown filter `{name}`: expected limit, before, model, leg, slot, worker, policy, generation, decider, code, min_ttft_ms, request_id, lane, ended, failed or short"
+                        "unknown filter `{name}`: expected limit, before, model, leg, slot, slot_model, worker, policy, generation, decider, code, min_ttft_ms, request_id, lane, ended, failed or short"
                     ));
                 }
             }
@@ -232,6 +235,7 @@ impl Filter {
         same(&self.model, head.model.as_str())
             && same(&self.leg, head.leg.as_str())
             && same(&self.slot, head.program.slot.as_str())
+            && same(&self.slot_model, head.program.model.as_ref().map_or("", ModelName::as_str))
             && self.worker.is_none_or(|wanted| worker == Some(wanted))
             && self.policy.as_deref().is_none_or(|wanted| wanted == policy() || wanted == &*head.program.name)
             && self.generation.is_none_or(|wanted| head.program.generation.0 == wanted)
@@ -294,7 +298,7 @@ mod tests {
             ("leg=left", "leg: unknown value `left`: expected one of aggregated, prefill, decode"),
             (
                 "model=a&colour=red",
-                "unknown filter `colour`: expected limit, before, model, leg, slot, worker, policy, generation, decider, code, min_ttft_ms, request_id, lane, ended, failed or short",
+                "unknown filter `colour`: expected limit, before, model, leg, slot, slot_model, worker, policy, generation, decider, code, min_ttft_ms, request_id, lane, ended, failed or short",
             ),
             ("before=xyz", "before: `xyz` is not a valid value"),
             ("failed=1", "failed: `1` is not a valid value"),

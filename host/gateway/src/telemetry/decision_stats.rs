@@ -10,7 +10,7 @@ use std::{
     },
 };
 
-use pointsman_routing::{Generation, Lane, SlotKind, Slots};
+use pointsman_routing::{Generation, Lane, ShadowResult, SlotKind, Slots};
 use pointsman_workers::ModelName;
 use tokio::time::{Duration, Instant};
 
@@ -83,6 +83,18 @@ pub(crate) struct Decided {
     pub(crate) blocks: Option<(u32, u32)>,
     /// TTFT, ITL and E2E of a request that was served.
     pub(crate) times: [Option<Duration>; TIMES],
+}
+
+impl Decided {
+    /// Returns the decision that a shadow made beside another one.
+    pub(crate) fn by_shadow(shadow: &ShadowResult) -> Self {
+        Self {
+            by_fallback: shadow.answer.is_fallback(),
+            is_shed: shadow.answer.is_refusal(),
+            agrees: Some(shadow.agrees),
+            ..Self::default()
+        }
+    }
 }
 
 impl DecisionStats {

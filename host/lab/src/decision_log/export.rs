@@ -16,6 +16,10 @@ use crate::{
     trace::Trace,
 };
 
+/// Says what a rule with names of tenants does on the trace.
+const SALTED_TENANTS: &str = "the hashes of tenants are salted, so a rule that names a tenant matches none of these \
+                              requests and decides otherwise than it did";
+
 /// Arguments of `trace export`.
 #[derive(Debug, Args)]
 pub struct ExportArgs {
@@ -108,7 +112,9 @@ impl ExportArgs {
         if stats.cut_files > 0 {
             let _ = write!(text, "; {} files end within a frame and were read up to it", stats.cut_files);
         }
-        for warning in stats.damaged.iter().cloned().chain(inexact.warnings()) {
+        let has_tenants = trace.requests.iter().any(|request| request.tenant_hash.is_some());
+        let tenants = has_tenants.then(|| SALTED_TENANTS.to_owned());
+        for warning in stats.damaged.iter().cloned().chain(inexact.warnings()).chain(tenants) {
             let _ = write!(text, "\nwarning: {warning}");
         }
         let _ = write!(text, "\n\n{}", seen.fleet(block));
@@ -118,10 +124,10 @@ impl ExportArgs {
              --trace {output} --trace-block {block} --fleet fleet.toml --seeds 5 --jitter-ms 20"
         );
         let (mut files, mut warnings) = (BTreeSet::new(), Vec::new());
-        for LaneArm { lane, parts, warning } in seen.arms() {
+        for LaneArm { lane, parts, warnings: of_lane } in seen.arms() {
             let _ = write!(text, " \\\n      --arm {lane}={}", parts.join("+"));
             files.extend(parts.into_iter().filter(|part| part.starts_with("./")));
-            warnings.extend(warning);
+            warnings.extend(of_lane);
         }
         text.push('\n');
         for warning in warnings {
@@ -132,7 +138,8 @@ impl ExportArgs {
             let _ = write!(
                 text,
                 "\nThe log does not contain policies. Put them where you run this command, as they served: {files}. \
-                 Formulas of the configuration go into such a file, too.\n"
+                 Formulas of the configuration go into such a file, too. If they read labels or taints, give the engines \
+                 in fleet.toml `labels` and `taints`. The trace has no `max_tokens` and no adapters.\n"
             );
         }
         text

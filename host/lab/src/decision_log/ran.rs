@@ -15,17 +15,18 @@ const OVERRIDE: &str = "decode-override";
 /// Policies and workers of the slots during the exported requests.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
-    /// Number of decisions, by lane, slot and policy.
+    /// Number of decisions, by lane, slot and rule.
     policies: BTreeMap<(&'static str, String, Ran), u64>,
     /// Chosen workers, by slot.
     workers: BTreeMap<String, BTreeSet<(u64, u32)>>,
 }
 
-/// A policy, or a native mode.
+/// A policy with its settings, or a native mode.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Ran {
     name: String,
     digest: Option<String>,
+    settings: Option<String>,
 }
 
 /// The arm of a lane.
@@ -33,7 +34,7 @@ pub(super) struct LaneArm {
     pub(super) lane: &'static str,
     pub(super) parts: Vec<String>,
     /// What the lane ran otherwise.
-    pub(super) warning: Option<String>,
+    pub(super) warnings: Vec<String>,
 }
 
 /// Number of decisions by part of an arm, of each slot of a lane.
@@ -52,7 +53,8 @@ impl Seen {
             // The log does not contain the name of an override's shadow.
             if let Some(shadow) = decision.shadow.as_ref().filter(|_| decision.slot != OVERRIDE) {
                 let name = shadow.policy.clone().unwrap_or_else(|| "kv".to_owned());
-                let ran = Ran { name, digest: shadow.digest.clone() };
+                let (digest, settings) = (shadow.digest.clone(), shadow.settings_digest.clone());
+                let ran = Ran { name, digest, settings };
                 *self.policies.entry(("shadow", decision.slot.clone(), ran)).or_default() += 1;
             }
         }
@@ -79,9 +81,29 @@ impl Seen {
         ["active", "canary", "shadow"].into_iter().filter_map(move |lane| {
             let ran = self.parts(lane);
             let parts = arm(&ran)?;
-            let warning = warning(lane, &parts, &ran, &active);
-            Some(LaneArm { lane, parts, warning })
+            let warnings = warning(lane, &parts, &ran, &active).into_iter();
+            let warnings = warnings.chain(self.changes(lane)).collect();
+            Some(LaneArm { lane, parts, warnings })
         })
+    }
+
+    /// Names the slots of a lane whose policy had several contents or settings. An arm has one of each.
+    fn changes(&self, lane: &str) -> Vec<String> {
+        let mut rules: BTreeMap<(&str, &str), Vec<(&Ran, u64)>> = BTreeMap::new();
+        for ((_, slot, ran), count) in self.policies.iter().filter(|((ran_in, ..), _)| *ran_in == lane) {
+            rules.entry((slot, &ran.name)).or_default().push((ran, *count));
+        }
+        let several = rules.into_iter().filter(|(_, rules)| rules.len() > 1);
+        let line = |((slot, name), rules): ((&str, &str), Vec<(&Ran, u64)>)| {
+            let number = rules.len();
+            let rules = rules.iter().map(|(ran, count)| format!("{} ({count})", ran.content()));
+            let rules = rules.collect::<Vec<_>>().join(", ");
+            format!(
+                "{slot} {lane} ran {name} with {number} contents or settings, and an arm has one: {rules}; export \
+                 the time of one of them, with --since and --until"
+            )
+        };
+        several.map(line).collect()
     }
 
     fn parts(&self, lane: &str) -> Parts<'_> {
@@ -147,7 +169,15 @@ impl Ran {
             _ => None,
         };
         let name = decision.policy.clone().or_else(native)?;
-        Some(Self { name, digest: decision.digest.clone() })
+        let (digest, settings) = (decision.digest.clone(), decision.settings_digest.clone());
+        Some(Self { name, digest, settings })
+    }
+
+    /// Returns the beginnings of the digests.
+    fn content(&self) -> String {
+        let short = |digest: &Option<String>| digest.iter().flat_map(|text| text.chars().take(12)).collect();
+        let (digest, settings): (String, String) = (short(&self.digest), short(&self.settings));
+        if settings.is_empty() { digest } else { format!("{digest} settings {settings}") }
     }
 
     /// Returns the policy as a part of `--arm`. The user has to name the file of a policy that is not built

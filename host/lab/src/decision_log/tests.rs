@@ -108,6 +108,8 @@ fn requests_become_a_trace_with_their_shared_prefixes_sessions_and_pauses() {
     assert_eq!((second.session.as_deref(), trace.requests[3].session.as_deref()), (Some("7"), None));
     let command = "--fleet fleet.toml --seeds 5 --jitter-ms 20 \\\n      --arm active=kv-aware \\\n      --arm shadow=./mine.wasm";
     assert!(text.contains(command) && text.contains("--trace-block 16"), "{text}");
+    // I10.20
+    assert!(text.contains("warning: the hashes of tenants are salted"), "{text}");
     assert!(text.contains("role = \"aggregated\"\n  count = 1"), "{text}");
     // Blocks of 32 tokens: the number of a longer block follows from its last id.
     let (_, coarse) = export(directory.path(), &["--trace-block", "32"]).unwrap();
@@ -136,15 +138,40 @@ fn i10_the_command_to_compare_formulas_names_their_files() {
     let command = "--jitter-ms 20 \\\n      --arm active=./aggregated.formula.toml \\\n      \
                    --arm canary=./aggregated.canary.formula.toml \\\n      --arm shadow=./mine.wasm\n\nThe log \
                    does not contain policies. Put them where you run this command, as they served: \
-                   ./aggregated.canary.formula.toml, ./aggregated.formula.toml, ./mine.wasm.";
-    // I10.12
+                   ./aggregated.canary.formula.toml, ./aggregated.formula.toml, ./mine.wasm. Formulas of the \
+                   configuration go into such a file, too. If they read labels or taints, give the engines in \
+                   fleet.toml `labels` and `taints`. The trace has no `max_tokens` and no adapters.";
+    // I10.12, I10.20
     assert!(text.contains(command), "{text}");
+    // I10.20
+    assert!(!text.contains("the hashes of tenants are salted"), "{text}");
     let files = ["aggregated.formula.toml", "aggregated.canary.formula.toml"];
     for file in files.map(|file| directory.path().join(file)) {
         fs::write(&file, "cost = \"active_requests\"\n").unwrap();
         // `compare` takes such a file as an arm.
         crate::arm::Arm::parse(&format!("a={}", file.display())).unwrap();
     }
+}
+
+#[test]
+fn i10_a_rule_that_changed_within_the_log_is_a_warning() {
+    let ran = |settings: &str| {
+        let mut logged = request(1_000, 40, &[900]);
+        let decision = &mut logged.decisions[0];
+        (decision.policy, decision.digest) = (Some("formula".into()), Some("ef".into()));
+        (decision.settings_digest, decision.shadow) = (Some(settings.into()), None);
+        logged
+    };
+    let (text, _) = exported(&[ran("aa"), ran("aa")]);
+    assert!(!text.contains("warning"), "{text}");
+    let (text, _) = exported(&[ran("aa"), ran("bb"), ran("bb")]);
+    let slot = request(1_000, 40, &[900]).decisions[0].slot.clone();
+    let warned = format!(
+        "\nwarning: {slot} active ran formula with 2 contents or settings, and an arm has one: ef settings aa (1), ef \
+         settings bb (2); export the time of one of them, with --since and --until\n"
+    );
+    // I10.19
+    assert!(text.contains(&warned), "{text}");
 }
 
 /// Exports these requests.

@@ -90,9 +90,10 @@ pub(super) fn rolled_back(event: &SlotEvent) -> String {
         Failure::Timeout { .. } => " (one is enough, whatever `policies.probation_failure_share` says)",
         _ => "",
     };
+    let request = event.request_id.as_ref().map(|id| format!(", in request {id}")).unwrap_or_default();
     format!(
-        "rolled back after {} {failures} in its first {calls}; last failure: {}{rule}; change the file or its \
-         settings to try again",
+        "rolled back after {} {failures} in its first {calls}; last failure: {}{rule}{request}; change the file or \
+         its settings to try again",
         event.failures, event.failure
     )
 }

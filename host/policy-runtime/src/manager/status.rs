@@ -165,10 +165,12 @@ pub struct LaneStatus {
     pub only_choice: Option<OnlyChoice>,
     /// For a shadow: number of requests for which it chose the same worker.
     pub agree: u64,
-    /// For a shadow: number of requests for which it chose another worker, or none.
+    /// For a shadow: number of requests for which it chose another worker, or abstained.
     pub disagree: u64,
     /// For a shadow: number of requests for which it failed or gave an unusable answer.
     pub failed: u64,
+    /// For a shadow: number of requests that it would have refused, and that were not refused.
+    pub shed: u64,
 }
 
 /// A policy of a generation.
@@ -182,6 +184,8 @@ pub struct PartStatus {
     pub version: String,
     /// SHA-256 of its file.
     pub digest: Digest,
+    /// SHA-256 of its settings. `None`: it has none.
+    pub settings_digest: Option<Digest>,
     /// File that its code comes from, or built in.
     pub origin: Origin,
     /// Weight, for a scorer.
@@ -289,7 +293,7 @@ impl LaneStatus {
         self.breaker_open = active.breaker.is_open();
         self.last_failure = active.last_failure();
         self.only_choice = active.choices.only_choice();
-        let [(_, agree), (_, disagree), (_, failed)] = active.agreement.counts();
-        (self.agree, self.disagree, self.failed) = (agree, disagree, failed);
+        [self.agree, self.disagree, self.failed, self.shed] =
+            active.agreement.counts().map(|(_, count)| count);
     }
 }

@@ -276,7 +276,7 @@ fn a_generation_that_loops_in_its_first_calls_is_rolled_back_and_quarantined() {
         calls += 1;
         let call = Call { leg: Leg::Prefill, attempt: 0, rows: 1, seed: calls, now_us: 0 };
         let outcome = selector.select(&mut DecisionContext::new(Purpose::Route), &call, &[0]);
-        active.note(&outcome, Duration::ZERO);
+        active.note(&outcome, Duration::ZERO, None);
         if matches!(outcome, Err(Failure::Timeout { .. })) {
             break;
         }

@@ -320,7 +320,7 @@ fn a_canary_that_fails_in_its_first_calls_is_withdrawn_and_stays_out_of_every_la
     let snapshot = managed.slot.snapshot();
     let canary = &snapshot.canary.as_ref().unwrap().handle;
     let timeout = Failure::Timeout { limit: Duration::from_millis(2), key: "policies.deadline" };
-    canary.note::<()>(&Err(timeout), Duration::ZERO);
+    canary.note::<()>(&Err(timeout), Duration::ZERO, None);
     let after = managed.until("withdrawn", |slot| slot.canary.is_none() && slot.rollbacks == 1);
     assert_eq!((after.generation.0, after.quarantined.len(), after.refusals[0].kind), (1, 1, "rolled_back"));
     managed.holds(|slot| slot.canary.is_none() && slot.generation.0 == 1);
@@ -539,7 +539,7 @@ fn o1_a_rollback_of_a_promotion_blames_the_file_of_the_trial() {
     managed.until("a shadow", |slot| slot.shadow.is_some());
     managed.promote(Some(Lane::Shadow)).unwrap();
     let timeout = Failure::Timeout { limit: Duration::from_millis(2), key: "policies.deadline" };
-    managed.slot.snapshot().active.note::<()>(&Err(timeout), Duration::ZERO);
+    managed.slot.snapshot().active.note::<()>(&Err(timeout), Duration::ZERO, None);
     let status = managed.until("rolled back", |slot| slot.rollbacks == 1);
     let last = status.refusals.back().unwrap();
     assert_eq!(
@@ -621,7 +621,7 @@ fn t5_a_rollback_keeps_the_configured_filters_that_did_not_fail() {
     };
     let fail = || {
         let failure = Failure::Timeout { limit: Duration::from_millis(2), key: "policies.deadline" };
-        managed.slot.snapshot().active.note::<()>(&Err(failure), Duration::ZERO);
+        managed.slot.snapshot().active.note::<()>(&Err(failure), Duration::ZERO, None);
     };
     // One edit names another policy and a filter, and the policy fails.
     configure(filtered(("least-loaded", LEAST_LOADED, "{}"), &["low-queue"]));
@@ -662,7 +662,7 @@ fn t5_a_configured_filter_that_fails_is_rolled_back_and_told() {
     managed.ask(Command::Configure { specs, trust: TrustRules::default() }).unwrap();
     managed.until("it serves", |slot| slot.policy == "low-queue+kv-aware");
     let timeout = Failure::Timeout { limit: Duration::from_millis(2), key: "policies.deadline" };
-    managed.slot.snapshot().active.note_call(Some((&timeout, 0)), Duration::ZERO);
+    managed.slot.snapshot().active.note_call(Some((&timeout, 0)), Duration::ZERO, None);
     managed.until("rolled back", |slot| slot.state == SlotState::RolledBack);
     managed.holds(|slot| slot.policy == "kv-aware" && slot.rollbacks == 1);
     let message = managed.status().refusals.back().unwrap().message.clone();
@@ -681,7 +681,7 @@ fn t6_the_last_failure_names_the_policy_that_failed() {
     );
     let fail = |step: u32| {
         let failure = Failure::Invalid("as the test wants it".to_owned());
-        managed.slot.snapshot().active.note_call(Some((&failure, step)), Duration::ZERO);
+        managed.slot.snapshot().active.note_call(Some((&failure, step)), Duration::ZERO, None);
         managed.status().last_failure.unwrap().policy.to_string()
     };
     // T6.2

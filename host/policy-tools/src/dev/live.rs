@@ -213,8 +213,9 @@ impl OwnPolicy {
             seen.lines.push(("live", format!("{lane}, generation {generation}{times}")));
             self.generation = Some(generation);
         }
-        let trial = running.trial.map_or((0, 0, 0), |trial| (trial.agree, trial.disagree, trial.failed));
-        let has_decided = running.calls + trial.0 + trial.1 + trial.2 > 0;
+        let compared =
+            running.trial.map_or(0, |trial| trial.agree + trial.disagree + trial.failed + trial.shed);
+        let has_decided = running.calls + compared > 0;
         if has_decided && !std::mem::replace(&mut self.decided, true) {
             let saved = self.saved.elapsed().as_secs_f64();
             let text =
@@ -227,7 +228,8 @@ impl OwnPolicy {
             self.failed_at = failure.at_ms;
             let (count, calls) = (running.failures, counted(running.calls, "call"));
             let (message, kind) = (&failure.message, &failure.kind);
-            let text = format!("{count} of {calls} failed; the last: {message} ({kind})");
+            let request = failure.request_id.as_ref().map(|id| format!(", request {id}")).unwrap_or_default();
+            let text = format!("{count} of {calls} failed; the last{request}: {message} ({kind})");
             seen.lines.push(("failure", text));
         }
         seen.status = has_decided.then(|| running.status(lane));
@@ -326,11 +328,12 @@ impl<'a> Running<'a> {
         let generation = self.generation;
         let mut text = match (lane, self.trial) {
             (Lane::Shadow, Some(trial)) => {
-                let Trial { agree, disagree, failed, .. } = trial;
-                let all = agree + disagree + failed;
+                let Trial { agree, disagree, failed, shed, .. } = trial;
+                let all = agree + disagree + failed + shed;
                 let share = percent((all > 0).then(|| ratio(*agree, all)));
+                let refused = if *shed > 0 { format!(", {shed} refused") } else { String::new() };
                 format!(
-                    "shadow, generation {generation}: agrees in {agree} of {all} ({share}), {failed} failed"
+                    "shadow, generation {generation}: agrees in {agree} of {all} ({share}){refused}, {failed} failed"
                 )
             }
             _ => format!(

@@ -161,7 +161,9 @@ impl Recorded {
     /// Fetches the decisions, one a line, newest first.
     async fn lines(&self) -> Result<String, GatewayError> {
         let last = self.last.to_string();
-        let pairs = [("limit", Some(&*last)), ("slot", Some(&*self.slot)), ("model", self.model.as_deref())];
+        // Without a model, the slot of all models: it is asked for with an empty name.
+        let slot_model = Some(self.model.as_deref().unwrap_or_default());
+        let pairs = [("limit", Some(&*last)), ("slot", Some(&*self.slot)), ("slot_model", slot_model)];
         let answer = self.gateway.get(&format!("/decisions/export{}", query(&pairs))).await?;
         if !answer.succeeded() {
             answer.read::<serde::de::IgnoredAny>()?;

@@ -27,6 +27,14 @@ type Facts = BTreeMap<String, Box<RawValue>>;
 pub(super) struct RecordedDecision {
     pub(super) id: String,
     pub(super) leg: Leg,
+    #[serde(default)]
+    slot: String,
+    slot_model: Option<String>,
+    #[serde(default)]
+    mode: String,
+    policy: Option<String>,
+    digest: Option<String>,
+    settings_digest: Option<String>,
     pub(super) attempt: u32,
     pub(super) decider: Decider,
     pub(super) call: RecordedCall,
@@ -103,6 +111,22 @@ type Words = (u32, u32);
 impl RecordedDecision {
     pub(super) fn all_rows(&self) -> Vec<u32> {
         (0_u32..).zip(&self.candidates).map(|(row, _)| row).collect()
+    }
+
+    /// Describes the rule that decided: the slot, the lane, and the policy with its content and settings.
+    pub(super) fn rule(&self) -> String {
+        let place = match &self.slot_model {
+            Some(model) => format!("{model}/{}", self.slot),
+            None => self.slot.clone(),
+        };
+        let short = |digest: &str| digest.chars().take(12).collect::<String>();
+        let mut text = format!("{place} {}: {}", self.mode, self.policy.as_deref().unwrap_or("native"));
+        for (name, digest) in [("", &self.digest), ("settings ", &self.settings_digest)] {
+            if let Some(digest) = digest {
+                text.push_str(&format!(" {name}{}", short(digest)));
+            }
+        }
+        text
     }
 
     /// Returns the rows that the last policy chose from.

@@ -23,6 +23,7 @@ pub(crate) fn info(name: &str, request: &[&str]) -> PolicyInfo {
         name: name.into(),
         version: "1".into(),
         digest: Digest([7; 32]),
+        settings_digest: None,
         world: World::Scorer,
         origin: Origin::Embedded,
         wants: Wants::resolve(request, &WORKER).unwrap(),

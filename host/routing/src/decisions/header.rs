@@ -35,8 +35,10 @@ pub struct DecisionHeader {
     pub temperature: f32,
     /// Cached prefix blocks at the choice: device, host, disk; `None`: they were not looked up.
     pub cached_blocks: Option<[u32; 3]>,
-    /// The shadow's choice, when there was one.
+    /// The shadow's answer, when it was called.
     pub shadow: Option<ShadowResult>,
+    /// The shadow's program, when its call about a leg failed: the facts of the call are recorded.
+    pub failed_shadow: Option<Arc<ProgramSummary>>,
     /// Duration of the whole decision.
     pub took: Duration,
     /// How the request ended; `None` while it runs.

@@ -13,7 +13,7 @@ use tokio::time::Duration;
 use super::{
     fact_json::{RequestFacts, WorkerFacts},
     header::{DecidedBy, DecisionHeader, DecisionResult, Outcome},
-    recorder::ALWAYS,
+    recorder::{ALWAYS, SHADOW},
     state_reads::StateReads,
 };
 use crate::{
@@ -124,7 +124,8 @@ impl Record {
     fn called(&self) -> Vec<Value> {
         let program = &self.header.program;
         let of_every_leg = usize::from(program.slot != SlotKind::DecodeOverride && !self.always.is_empty());
-        let count = (self.header.stages as usize).saturating_sub(of_every_leg);
+        let others = of_every_leg + usize::from(self.header.failed_shadow.is_some());
+        let count = (self.header.stages as usize).saturating_sub(others);
         let step = |step: &PolicySummary| json!({ "policy": step.name, "version": step.version, "digest": step.digest, "world": step.world });
         program.policies.iter().take(count).map(step).collect()
     }
@@ -191,12 +192,14 @@ impl Serialize for Record {
         map.serialize_entry("leg", &header.leg)?;
         map.serialize_entry("attempt", &header.attempt)?;
         map.serialize_entry("slot", &program.slot)?;
+        map.serialize_entry("slot_model", &program.model)?;
         map.serialize_entry("generation", &program.generation)?;
         map.serialize_entry("mode", &program.lane)?;
         map.serialize_entry("shadow", &header.shadow)?;
         map.serialize_entry("program", &program.name)?;
         map.serialize_entry("policy", &named.map(|step| &step.name))?;
         map.serialize_entry("digest", &named.map(|step| step.digest))?;
+        map.serialize_entry("settings_digest", &named.and_then(|step| step.settings_digest))?;
         map.serialize_entry("decider", &decider(header.by, &parts.detail))?;
         map.serialize_entry("reason", &Some(&parts.reason).filter(|reason| !reason.is_empty()))?;
         map.serialize_entry(
@@ -205,7 +208,9 @@ impl Serialize for Record {
         )?;
         map.serialize_entry("eligible", &header.eligible)?;
         map.serialize_entry("candidates", &parts.candidates)?;
-        let stages = Stages { stages: &parts.stages, reads: &parts.reads, program, always: &self.always };
+        let (stages, reads) = (&parts.stages, &parts.reads);
+        let stages =
+            Stages { stages, reads, program, shadow: header.failed_shadow.as_deref(), always: &self.always };
         map.serialize_entry("stages", &stages)?;
         if header.inputs_dropped {
             map.serialize_entry("called", &self.called())?;
@@ -290,18 +295,33 @@ struct Stages<'a> {
     stages: &'a [Stage<'a>],
     reads: &'a [StateReads],
     program: &'a ProgramSummary,
+    shadow: Option<&'a ProgramSummary>,
     always: &'a Wants,
+}
+
+impl Stages<'_> {
+    /// Returns the policy of a step, and whether it is one of the shadow.
+    fn policy(&self, step: u32) -> Option<(&PolicySummary, bool)> {
+        if step == ALWAYS {
+            return None;
+        }
+        let (program, place) = match step.checked_sub(SHADOW) {
+            Some(place) => (self.shadow?, place),
+            None => (self.program, step),
+        };
+        Some((program.policies.get(place as usize)?, step >= SHADOW))
+    }
 }
 
 impl Serialize for Stages<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut list = serializer.serialize_seq(Some(self.stages.len()))?;
         for (number, stage) in (0_u32..).zip(self.stages) {
-            let step = self.program.policies.get(stage.step as usize);
+            let policy = self.policy(stage.step);
+            let (step, is_shadow) = (policy.map(|(step, _)| step), policy.is_some_and(|(_, shadow)| shadow));
             let wants = step.map_or(self.always, |step| &step.wants);
             let reads = self.reads.iter().find(|reads| reads.stage == number);
-            let step = step.filter(|_| stage.step != ALWAYS);
-            list.serialize_element(&StageJson { stage, step, wants, reads })?;
+            list.serialize_element(&StageJson { stage, step, is_shadow, wants, reads })?;
         }
         list.end()
     }
@@ -311,6 +331,7 @@ impl Serialize for Stages<'_> {
 struct StageJson<'a> {
     stage: &'a Stage<'a>,
     step: Option<&'a PolicySummary>,
+    is_shadow: bool,
     wants: &'a Wants,
     reads: Option<&'a StateReads>,
 }
@@ -318,10 +339,20 @@ struct StageJson<'a> {
 impl Serialize for StageJson<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(None)?;
-        if let Some(step) = self.step {
+        if let Some(step) = self.step.filter(|_| self.is_shadow) {
+            // Without the key `policy`, readers do not take it for a call that led to the choice.
+            let digest = step.digest;
+            map.serialize_entry(
+                "failed_shadow",
+                &json!({ "policy": step.name, "digest": digest, "world": step.world }),
+            )?;
+        } else if let Some(step) = self.step {
             map.serialize_entry("policy", &step.name)?;
             map.serialize_entry("version", &step.version)?;
             map.serialize_entry("digest", &step.digest)?;
+            if let Some(settings) = step.settings_digest {
+                map.serialize_entry("settings_digest", &settings)?;
+            }
             map.serialize_entry("world", &step.world)?;
             if let Some((weight, normalize)) = step.weight {
                 map.serialize_entry("weight", &weight)?;

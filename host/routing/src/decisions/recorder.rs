@@ -29,6 +29,8 @@ use crate::{
 
 /// The step of a stage without a policy: facts that are recorded for every decision.
 pub(crate) const ALWAYS: u32 = u32::MAX;
+/// Added to the step of the shadow whose call failed.
+pub(crate) const SHADOW: u32 = 1 << 31;
 /// Smallest pool whose ids are kept once for all decisions. The ids of smaller ones are copied.
 const MIN_SHARED: usize = 64;
 

@@ -8,7 +8,7 @@ use super::{
     header::Outcome,
     record::{Costed, Record, choice, decider, plan, refused},
 };
-use crate::{ids::DecisionId, receipt::ShadowResult, slot::Lane};
+use crate::{ids::DecisionId, policy::Digest, receipt::ShadowResult, slot::Lane};
 
 /// A decision without its inputs. Every field is as in the whole record (docs/receipts.md).
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -22,10 +22,12 @@ pub struct DecisionSummary {
     leg: Leg,
     attempt: u32,
     slot: &'static str,
+    slot_model: Option<String>,
     generation: u64,
     mode: Lane,
     program: String,
     policy: Option<String>,
+    settings_digest: Option<Digest>,
     decider: Value,
     reason: String,
     choice: Value,
@@ -49,16 +51,18 @@ impl Record {
             id: self.id,
             at_ms: header.now_us / 1_000,
             runner_up: parts.runner_up(chosen.as_ref()),
-            shadow: header.shadow,
+            shadow: header.shadow.clone(),
             eligible: header.eligible,
             model: header.model.to_string(),
             leg: header.leg,
             attempt: header.attempt,
             slot: header.program.slot.as_str(),
+            slot_model: header.program.model.as_ref().map(ToString::to_string),
             generation: header.program.generation.0,
             mode: header.program.lane,
             program: header.program.name.to_string(),
             policy: header.program.ranker().map(|step| step.name.to_string()),
+            settings_digest: header.program.ranker().and_then(|step| step.settings_digest),
             decider: decider(header.by, &parts.detail),
             choice: choice(header.result, chosen),
             plan: plan(header.result),

@@ -45,6 +45,7 @@ fn learner(failure: Option<Failure>, learns: bool, given: &Arc<Mutex<Vec<Vec<u64
         name: "learner".into(),
         version: "1".into(),
         digest: Digest([1; 32]),
+        settings_digest: None,
         world: World::Selector,
         origin: Origin::Embedded,
         wants: Wants::default(),

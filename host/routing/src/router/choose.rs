@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use super::{
     RouteError, Router,
     eligible::{candidate_rows, none_left, preset_row},
-    shadow,
+    shadow::{self, Made},
 };
 use crate::{
     buffers::DecisionBuffers,
@@ -161,10 +161,11 @@ impl Router {
         };
         let facts = DecisionFacts::new(query, config, pool, inputs);
         let shadow = shadow_generation.and_then(|shadow| {
-            let chosen = (row, generation.lane);
-            shadow::compare(shadow, &facts, &self.cursors, shadow_rows, chosen, cached_known)
+            let made = Made { row, lane: generation.lane, cached_known };
+            let recorder = &mut program.recorder;
+            shadow::compare(shadow, &facts, &self.cursors, shadow_rows, made, recorder)
         });
-        let shadow_program = shadow.and(shadow_generation).map(|shadow| shadow.summary.clone());
+        let shadow_program = shadow.as_ref().and(shadow_generation).map(|shadow| shadow.summary.clone());
         let candidate =
             pool.get(row as usize).cloned().ok_or_else(|| none_left(query, "no candidate is left"))?;
         let costs = if query.explain { ranked(pool, rows, &program.costs) } else { Vec::new() };
@@ -211,7 +212,7 @@ fn run_program(
     let started = Instant::now();
     let verdict = run.run(&generation.program, rows);
     if native.is_none() && run.context.purpose() != Purpose::Preview {
-        verdict.count(generation, started.elapsed());
+        verdict.count(generation, started.elapsed(), query.request_id);
     }
     match verdict {
         Verdict::Row(row, reason) => {
@@ -295,6 +296,7 @@ impl Chosen {
             leg: query.leg,
             attempt: query.attempt,
             slot: SlotKind::of(query.leg),
+            slot_model: self.generation.summary.model.clone(),
             generation: self.generation.generation,
             lane: self.generation.lane,
             shadow: self.shadow,
@@ -302,6 +304,7 @@ impl Chosen {
             program: self.generation.summary.name.clone(),
             policy: info.map(|info| info.name.clone()),
             digest: info.map(|info| info.digest),
+            settings_digest: info.and_then(|info| info.settings_digest),
             decider: self.decider,
             learns: self.learns,
             moved: false,

@@ -15,14 +15,14 @@ use crate::{
     decision_facts::DecisionFacts,
     ids::{DecisionId, Generation},
     inputs::Needs,
-    policy::{Digest, Failure, OnFailure, Plan, Policy, ShedReason},
+    policy::{Failure, OnFailure, Plan, Policy, ShedReason},
     query::{CandidateId, Pairing, Query},
-    receipt::ShadowResult,
-    slot::{GenerationHandle, Lane, Program, ShadowVerdict, SlotKind},
+    receipt::{ShadowAnswer, ShadowResult},
+    slot::{GenerationHandle, Lane, Program, ProgramSummary, ShadowVerdict, SlotKind},
 };
 
 /// The decision of a decode override about one request.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct OverrideDecision {
     /// Remote prefill, local prefill, or refuse.
     pub plan: Plan,
@@ -30,10 +30,10 @@ pub struct OverrideDecision {
     pub generation: Generation,
     /// The generation's lane.
     pub lane: Lane,
-    /// The policy's name and digest, when the slot has one.
-    pub policy: Option<(Arc<str>, Digest)>,
-    /// Whether the shadow's plan is the one in force; `None` if it was not asked, or failed.
-    pub shadow_agrees: Option<bool>,
+    /// The program of the generation, when the slot has a policy.
+    pub program: Option<Arc<ProgramSummary>>,
+    /// The shadow's answer, when it was called.
+    pub shadow: Option<ShadowResult>,
     /// Whether the generation, or the slot's shadow, observes outcomes.
     pub learns: bool,
     /// Why the policy's answer was not used, when it was not.
@@ -67,8 +67,8 @@ impl Router {
             plan: Plan::Remote,
             generation: generation.generation,
             lane: generation.lane,
-            policy: generation.program.ranker().map(|info| (info.name.clone(), info.digest)),
-            shadow_agrees: None,
+            program: generation.program.ranker().map(|_| generation.summary.clone()),
+            shadow: None,
             learns: slot.learns(generation),
             fallback: None,
             decode: None,
@@ -78,10 +78,10 @@ impl Router {
             let shadow = slot.shadowing(query.request).filter(|_| purpose == Purpose::Route);
             shadow.and_then(|shadow| self.compare_plans(shadow, query, plan, generation.lane))
         };
-        let shadow = if let Program::DecodeOverride(policy) = &generation.program {
+        decision.shadow = if let Program::DecodeOverride(policy) = &generation.program {
             BufferPool::with_buffers(|buffers| {
                 buffers.program.begin(&generation.summary, &[]);
-                let answer = counted(generation, purpose, || {
+                let answer = counted(generation, (purpose, query.request_id), || {
                     self.ask_for_plan(query, purpose, generation, policy, buffers)
                 });
                 let mut detail = String::new();
@@ -96,14 +96,14 @@ impl Router {
                 let took = started.elapsed();
                 let shadow = compare(&decision.plan);
                 if purpose == Purpose::Route {
-                    decision.id = self.record_override(query, &decision, (shadow, &detail), took, buffers);
+                    let recorded = (shadow.clone(), &*detail);
+                    decision.id = self.record_override(query, &decision, recorded, took, buffers);
                 }
                 shadow
             })
         } else {
             compare(&decision.plan)
         };
-        decision.shadow_agrees = shadow.filter(|shadow| shadow.plan.is_some()).map(|shadow| shadow.agrees);
         decision
     }
 
@@ -119,21 +119,31 @@ impl Router {
         let Program::DecodeOverride(policy) = &shadow.program else { return None };
         let answer = BufferPool::with_buffers(|buffers| {
             buffers.program.begin(&shadow.summary, &[]);
-            counted(shadow, Purpose::Shadow, || {
+            counted(shadow, (Purpose::Shadow, query.request_id), || {
                 self.ask_for_plan(query, Purpose::Shadow, shadow, policy, buffers)
             })
         });
-        let verdict = match &answer {
-            Ok((other, _)) if other == plan => ShadowVerdict::Agrees,
-            Ok(_) => ShadowVerdict::Disagrees,
+        let kind = |plan: &Plan| match plan {
+            Plan::Remote | Plan::Local => ShadowAnswer::Chose,
+            Plan::Shed(shed) => ShadowAnswer::refused(shed),
+        };
+        let (verdict, kind) = match &answer {
+            Ok((other, _)) if other == plan => (ShadowVerdict::Agrees, kind(other)),
+            Ok((other @ Plan::Shed(_), _)) if !matches!(plan, Plan::Shed(_)) => {
+                (ShadowVerdict::Refuses, kind(other))
+            }
+            Ok((other, _)) => (ShadowVerdict::Disagrees, kind(other)),
             Err(Unanswered { reason: "breaker_open" | "not_ready", .. }) => return None,
-            Err(_) => ShadowVerdict::Failed,
+            Err(Unanswered { reason, detail }) => {
+                (ShadowVerdict::Failed, ShadowAnswer::Failed { kind: reason, detail: detail.as_str().into() })
+            }
         };
         if lane == Lane::Active {
             shadow.agreement.note(verdict);
         }
         Some(ShadowResult {
             generation: shadow.generation,
+            answer: kind,
             choice: None,
             plan: answer.ok().map(|(plan, _)| plan.as_str()),
             agrees: verdict == ShadowVerdict::Agrees,
@@ -154,7 +164,7 @@ impl Router {
         let Program::DecodeOverride(policy) = &generation.program else {
             return (RouterConfigOverride::DECODE_DEFAULT, None);
         };
-        let answer = counted(generation, purpose, || {
+        let answer = counted(generation, (purpose, query.request_id), || {
             BufferPool::with_buffers(|DecisionBuffers { inputs, program, .. }| {
                 let config = self.config.with(&query.request.config);
                 program.begin(&generation.summary, &[]);
@@ -245,7 +255,7 @@ impl Router {
 /// Calls the policy unless its breaker is open, and counts the call when it is not a preview.
 fn counted<T>(
     generation: &GenerationHandle,
-    purpose: Purpose,
+    (purpose, request_id): (Purpose, Option<&str>),
     call: impl FnOnce() -> Result<T, Failure>,
 ) -> Result<T, Unanswered> {
     if !may_call(generation, purpose) {
@@ -254,7 +264,7 @@ fn counted<T>(
     let started = Instant::now();
     let outcome = call();
     if purpose != Purpose::Preview {
-        generation.note(&outcome, started.elapsed());
+        generation.note(&outcome, started.elapsed(), request_id);
     }
     outcome.map_err(|failure| Unanswered { reason: failure.kind(), detail: failure.to_string() })
 }

@@ -1,5 +1,7 @@
 //! Records decisions: copies one from the router's buffers into the ring of decisions.
 
+use std::sync::Arc;
+
 use pointsman_workers::Leg;
 use tokio::time::{Duration, Instant};
 
@@ -14,6 +16,7 @@ use crate::{
     policy::Plan,
     query::Query,
     receipt::{Decider, Receipt, RefusedDecision, ShadowResult},
+    slot::ProgramSummary,
 };
 
 static NO_FACTS: Wants = Wants { request: Vec::new(), worker: Vec::new() };
@@ -25,6 +28,7 @@ struct Entry<'a> {
     temperature: f32,
     cached_blocks: Option<[u32; 3]>,
     shadow: Option<ShadowResult>,
+    failed_shadow: Option<Arc<ProgramSummary>>,
     has_costs: bool,
     reason: &'a str,
     detail: &'a str,
@@ -53,12 +57,13 @@ impl Router {
             result: DecisionResult::Chosen(receipt.worker, receipt.rank),
             temperature: config.temperature as f32,
             cached_blocks: receipt.cached_known.then_some(receipt.cached_blocks),
-            shadow: receipt.shadow,
+            shadow: receipt.shadow.clone(),
+            failed_shadow: receipt.failed_shadow().cloned(),
             has_costs: true,
             reason: receipt.reason.as_deref().unwrap_or_default(),
             detail,
         };
-        self.record(query, query.leg, &entry, receipt.took, buffers)
+        self.record(query, query.leg, entry, receipt.took, buffers)
     }
 
     /// Records that the slot refused the request, and returns the decision. The absence of eligible
@@ -92,11 +97,12 @@ impl Router {
             temperature: config.temperature as f32,
             cached_blocks: None,
             shadow: None,
+            failed_shadow: None,
             has_costs: false,
             reason: "",
             detail: &refused.error.to_string(),
         };
-        self.record(query, query.leg, &entry, started.elapsed(), buffers)
+        self.record(query, query.leg, entry, started.elapsed(), buffers)
     }
 
     /// Records the decision of a decode override. `detail`: text of its failure.
@@ -118,11 +124,12 @@ impl Router {
             temperature: 0.0,
             cached_blocks: None,
             shadow,
+            failed_shadow: None,
             has_costs: false,
             reason,
             detail,
         };
-        self.record(query, Leg::Decode, &entry, took, buffers)
+        self.record(query, Leg::Decode, entry, took, buffers)
     }
 
     /// Returns whether decisions about this query are recorded.
@@ -134,7 +141,7 @@ impl Router {
         &self,
         query: &Query<'_>,
         leg: Leg,
-        entry: &Entry<'_>,
+        entry: Entry<'_>,
         took: Duration,
         buffers: &mut DecisionBuffers,
     ) -> Option<DecisionId> {
@@ -154,6 +161,7 @@ impl Router {
             temperature: entry.temperature,
             cached_blocks: entry.cached_blocks,
             shadow: entry.shadow,
+            failed_shadow: entry.failed_shadow,
             took,
             outcome: None,
             inputs_dropped: false,

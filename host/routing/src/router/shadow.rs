@@ -8,22 +8,32 @@ use crate::{
     buffers::BufferPool,
     context::{DecisionContext, Purpose},
     decision_facts::DecisionFacts,
+    decisions::{Recorder, SHADOW},
     native::Cursors,
     policy::Failure,
     program::{FailedCall, Run, Verdict},
-    receipt::ShadowResult,
+    receipt::{ShadowAnswer, ShadowResult},
     slot::{GenerationHandle, Lane, Program, ShadowVerdict},
 };
 
-/// Runs the shadow over `rows` and compares its choice with the row and lane of `chosen`. `None` when the
-/// shadow was not called. `cached_known`: the facts contain the cached blocks.
+/// What was decided, with which a shadow's choice is compared.
+#[derive(Clone, Copy)]
+pub(super) struct Made {
+    pub(super) row: u32,
+    pub(super) lane: Lane,
+    /// Whether the facts contain the cached blocks.
+    pub(super) cached_known: bool,
+}
+
+/// Runs the shadow over `rows` and compares its choice with what was `made`. `None` when the shadow was not
+/// called. The facts that a failed call got go to the recorder of the decision.
 pub(super) fn compare(
     shadow: &GenerationHandle,
     facts: &DecisionFacts<'_>,
     cursors: &Cursors,
     rows: &[u32],
-    (chosen, lane): (u32, Lane),
-    cached_known: bool,
+    made: Made,
+    recorder: &mut Recorder,
 ) -> Option<ShadowResult> {
     if !shadow.breaker.try_call() {
         return None;
@@ -37,18 +47,29 @@ pub(super) fn compare(
             .with_generation(shadow.generation)
             .with_request_id(facts.query.request_id);
         let mut run = Run { facts, cursors, context: &mut context, buffers: &mut buffers.program };
-        run.run(&shadow.program, &mut buffers.rows)
+        let verdict = run.run(&shadow.program, &mut buffers.rows);
+        if let Verdict::Failed(FailedCall { step, failure }) = &verdict
+            && *failure != Failure::NotReady
+            && let Some(policy) = shadow.summary.policies.get(*step as usize)
+        {
+            let (wants, rows) = (&policy.wants, &buffers.rows);
+            recorder.stage(SHADOW + step, rows, |out| facts.write(wants, rows, out));
+        }
+        verdict
     });
     if !matches!(shadow.program, Program::Native(_)) {
-        verdict.count(shadow, started.elapsed());
+        verdict.count(shadow, started.elapsed(), facts.query.request_id);
     }
-    let shadow_verdict = match &verdict {
-        Verdict::Row(row, _) if *row == chosen => ShadowVerdict::Agrees,
+    let (shadow_verdict, answer) = match &verdict {
+        Verdict::Row(row, _) if *row == made.row => (ShadowVerdict::Agrees, ShadowAnswer::Chose),
+        Verdict::Row(..) => (ShadowVerdict::Disagrees, ShadowAnswer::Chose),
+        Verdict::Abstained => (ShadowVerdict::Disagrees, ShadowAnswer::Abstained),
+        Verdict::Shed(shed) => (ShadowVerdict::Refuses, ShadowAnswer::refused(shed)),
+        Verdict::NoRowLeft => (ShadowVerdict::Refuses, ShadowAnswer::NobodyLeft),
         Verdict::Failed(FailedCall { failure: Failure::NotReady, .. }) => return None,
-        Verdict::Failed(_) => ShadowVerdict::Failed,
-        _ => ShadowVerdict::Disagrees,
+        Verdict::Failed(FailedCall { failure, .. }) => (ShadowVerdict::Failed, ShadowAnswer::failed(failure)),
     };
-    if lane == Lane::Active {
+    if made.lane == Lane::Active {
         shadow.agreement.note(shadow_verdict);
     }
     let row = match verdict {
@@ -56,7 +77,8 @@ pub(super) fn compare(
         _ => None,
     };
     let choice = row.and_then(|row| facts.candidate_id(row));
-    let cached_blocks = row.filter(|_| cached_known).map(|row| facts.cached(row));
+    let cached_blocks = row.filter(|_| made.cached_known).map(|row| facts.cached(row));
     let agrees = shadow_verdict == ShadowVerdict::Agrees;
-    Some(ShadowResult { generation: shadow.generation, choice, plan: None, agrees, cached_blocks })
+    let generation = shadow.generation;
+    Some(ShadowResult { generation, answer, choice, plan: None, agrees, cached_blocks })
 }

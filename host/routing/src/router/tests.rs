@@ -10,8 +10,8 @@ use tokio::sync::mpsc;
 use super::*;
 use crate::{
     Call, Decider, Decision, DecisionContext, Digest, Failure, Generation, Lane, Origin, Picker, Plan,
-    Policy, PolicyInfo, Program, RoutingRequest, ShadowResult, Slot, SlotEvent, SlotKind, SlotSet,
-    WeightedScorer, World, facts::Wants, policy::TIMEOUT,
+    Policy, PolicyInfo, Program, RoutingRequest, ShadowAnswer, ShadowResult, ShedReason, Slot, SlotEvent,
+    SlotKind, SlotSet, WeightedScorer, World, facts::Wants, policy::TIMEOUT,
 };
 
 mod committed;
@@ -127,6 +127,7 @@ fn fake(world: World, wants: (&[&str], &[&str]), answer: Answer) -> Arc<dyn Poli
         name: "fake".into(),
         version: "1".into(),
         digest: Digest([7; 32]),
+        settings_digest: None,
         world,
         origin: Origin::Embedded,
         wants,
@@ -704,15 +705,16 @@ fn a_shadow_runs_on_the_same_facts_and_never_acts() {
     let generation = slot.try_out(Lane::Shadow, scorer(&["cached-blocks-device"], 0), 1.0).unwrap();
     let seen = receipt(&fixture);
     let choice = Some((WorkerId(2), DpRank(0)));
-    let said = ShadowResult { generation, choice, plan: None, agrees: false, cached_blocks: Some([0; 3]) };
+    let (answer, cached_blocks) = (ShadowAnswer::Chose, Some([0; 3]));
+    let said = ShadowResult { generation, answer, choice, plan: None, agrees: false, cached_blocks };
     assert_eq!((seen.worker, seen.lane, seen.shadow), (WorkerId(1), Lane::Active, Some(said)));
     assert_eq!(
         (shadow(), seen.costs.as_slice()),
-        ([0, 1, 0], [].as_slice()),
+        ([0, 1, 0, 0], [].as_slice()),
         "its costs are not the receipt's"
     );
     slot.try_out(Lane::Shadow, selector(choose(0)), 1.0);
-    assert_eq!((receipt(&fixture).shadow.unwrap().agrees, shadow()), (true, [1, 0, 0]));
+    assert_eq!((receipt(&fixture).shadow.unwrap().agrees, shadow()), (true, [1, 0, 0, 0]));
     // A failure or refusal of the shadow shows only in its counters and at the policy manager.
     slot.try_out(Lane::Shadow, selector(Err(TIMEOUT)), 1.0);
     let seen = receipt(&fixture);
@@ -721,19 +723,22 @@ fn a_shadow_runs_on_the_same_facts_and_never_acts() {
         (WorkerId(1), Decider::Policy, None)
     );
     assert_eq!(receipt(&fixture).shadow, None, "its breaker is open");
-    assert_eq!(shadow(), [0, 0, 1]);
+    assert_eq!(shadow(), [0, 0, 1, 0]);
     let event = fixture.events.try_recv().unwrap();
     assert_eq!((event.lane, event.failure), (Lane::Shadow, TIMEOUT));
     let refusing = crate::ShedReason { status: 529, reason: "no".into() };
     slot.try_out(Lane::Shadow, selector(Ok(Decision::Shed(refusing))), 1.0);
-    assert_eq!((receipt(&fixture).worker, shadow()), (WorkerId(1), [0, 1, 0]));
+    let seen = receipt(&fixture);
+    let answer = ShadowAnswer::Refused { status: 529, detail: "no".into() };
+    // T8.1
+    assert_eq!((seen.worker, seen.shadow.unwrap().answer, shadow()), (WorkerId(1), answer, [0, 0, 0, 1]));
     // Pinned requests and previews do not run the shadow.
     let pinned = fixture.route(Leg::Prefill, |query| query.pin = Some((WorkerId(2), None))).unwrap();
     assert_eq!(pinned.receipt.shadow, None);
     let (snapshot, model, request) = (fixture.registry.snapshot(), ModelName::new("m"), request());
     let query = query(&snapshot, &model, Leg::Prefill, &request);
     fixture.router.preview(&query, &RouterConfigOverride::default()).unwrap();
-    assert_eq!(shadow(), [0, 1, 0]);
+    assert_eq!(shadow(), [0, 0, 0, 1]);
 }
 
 #[test]
@@ -767,9 +772,21 @@ fn a_shadow_of_the_decode_override_is_compared_by_its_plan() {
     let counts =
         || slot.snapshot().shadow.as_ref().unwrap().handle.agreement.counts().map(|(_, count)| count);
     slot.try_out(Lane::Shadow, plan(Plan::Local), 1.0);
-    assert_eq!((fixture.router.plan(&query, Purpose::Route).plan, counts()), (Plan::Remote, [0, 1, 0]));
+    assert_eq!((fixture.router.plan(&query, Purpose::Route).plan, counts()), (Plan::Remote, [0, 1, 0, 0]));
     slot.try_out(Lane::Shadow, plan(Plan::Remote), 1.0);
-    assert_eq!((fixture.router.plan(&query, Purpose::Route).plan, counts()), (Plan::Remote, [1, 0, 0]));
+    assert_eq!((fixture.router.plan(&query, Purpose::Route).plan, counts()), (Plan::Remote, [1, 0, 0, 0]));
+    let shed = || Plan::Shed(ShedReason { status: 429, reason: "full".into() });
+    slot.try_out(Lane::Shadow, plan(shed()), 1.0);
+    let planned = fixture.router.plan(&query, Purpose::Route);
+    let answer = ShadowAnswer::Refused { status: 429, detail: "full".into() };
+    // T8.1
+    assert_eq!(
+        (planned.plan, planned.shadow.unwrap().answer, counts()),
+        (Plan::Remote, answer, [0, 0, 0, 1])
+    );
+    slot.install(plan(shed()));
+    // Both refuse.
+    assert_eq!((fixture.router.plan(&query, Purpose::Route).plan, counts()), (shed(), [1, 0, 0, 1]));
 }
 
 #[test]
@@ -783,28 +800,29 @@ fn t2_a_receipt_of_the_decode_override_has_its_shadow_and_the_text_of_its_failur
     let seen = || {
         let planned = fixture.router.plan(&query, Purpose::Route);
         let record = fixture.router.decisions().get(planned.id.unwrap(), |_, _| true).unwrap();
-        (planned.shadow_agrees, serde_json::to_value(&record).unwrap())
+        (planned.shadow.map(|shadow| shadow.agrees), serde_json::to_value(&record).unwrap())
     };
     slot.install(plan(Plan::Local));
     slot.try_out(Lane::Shadow, plan(Plan::Remote), 1.0);
     let generation = slot.snapshot().shadow.as_ref().unwrap().handle.generation;
-    let said = |plan: Option<&str>, generation: Generation| {
-        let said = serde_json::json!({
-            "generation": generation, "choice": null, "plan": plan, "agrees": false, "cached_blocks": null,
-        });
-        let mut said = said.as_object().unwrap().clone();
-        said.retain(|key, value| key != "plan" || !value.is_null());
-        serde_json::Value::Object(said)
-    };
+    let said = serde_json::json!({
+        "generation": generation, "answer": "chose", "choice": null, "plan": "remote", "agrees": false,
+        "cached_blocks": null,
+    });
     let (agrees, record) = seen();
     // T2.5
-    assert_eq!((agrees, &record["shadow"]), (Some(false), &said(Some("remote"), generation)));
+    assert_eq!((agrees, &record["shadow"]), (Some(false), &said));
     let failing = || program(Answer::Costs(Vec::new()));
     slot.try_out(Lane::Shadow, failing(), 1.0);
     let generation = slot.snapshot().shadow.as_ref().unwrap().handle.generation;
     let (agrees, record) = seen();
+    let detail = "invalid answer: `fake` is a decode-override and exports no `decide`";
+    let said = serde_json::json!({
+        "generation": generation, "answer": "failed", "kind": "invalid", "detail": detail, "choice": null,
+        "agrees": false, "cached_blocks": null,
+    });
     // T2.5
-    assert_eq!((agrees, &record["shadow"]), (None, &said(None, generation)));
+    assert_eq!((agrees, &record["shadow"]), (Some(false), &said));
     slot.install(failing());
     let (_, record) = seen();
     let decider = &record["decider"];
@@ -812,6 +830,31 @@ fn t2_a_receipt_of_the_decode_override_has_its_shadow_and_the_text_of_its_failur
     // T2.4
     let detail = decider["detail"].as_str().unwrap();
     assert!(detail.starts_with("invalid answer: `") && detail.ends_with(" exports no `decide`"), "{detail}");
+}
+
+#[test]
+fn t8_the_failed_call_of_a_shadow_is_recorded_with_its_facts_and_its_request() {
+    let fixture = recording(fixture(selector(choose(0))), &[]);
+    let slot = fixture.router.slots().get(&ModelName::new("m"), SlotKind::Prefill).clone();
+    let keep = fake(World::Filter, (&[], &["worker-id"]), Answer::Keep(vec![1]));
+    let failing =
+        fake(World::Selector, (&["prompt-tokens"], &["active-requests"]), Answer::Select(Err(TIMEOUT)));
+    slot.try_out(Lane::Shadow, Program::Selector { filters: vec![keep], selector: failing }, 1.0);
+    let receipt = fixture.route(Leg::Prefill, |query| query.request_id = Some("r-7")).unwrap().receipt;
+    let record = fixture.router.decisions().get(receipt.id.unwrap(), |_, _| true).unwrap();
+    let record = serde_json::to_value(&record).unwrap();
+    let answer = (&record["shadow"]["answer"], &record["shadow"]["kind"], &record["shadow"]["detail"]);
+    // T8.2
+    assert_eq!(answer, (&"failed".into(), &"timeout".into(), &TIMEOUT.to_string().into()), "{record}");
+    let stage = record["stages"].as_array().unwrap().last().unwrap();
+    let asked = (&stage["kept"], &stage["request"]["prompt-tokens"], &stage["workers"]["active-requests"]);
+    // T8.3
+    assert_eq!(stage["failed_shadow"]["world"], "selector", "{record}");
+    assert_eq!(asked, (&serde_json::json!([1]), &request().prompt_tokens.into(), &serde_json::json!([0])));
+    assert_eq!(stage.get("policy"), None, "it did not lead to the choice");
+    let handle = slot.snapshot().shadow.as_ref().unwrap().handle.clone();
+    // T8.3
+    assert_eq!(handle.last_failure().unwrap().request_id.as_deref(), Some("r-7"));
 }
 
 #[test]

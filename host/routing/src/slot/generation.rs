@@ -59,11 +59,14 @@ pub struct LastFailure {
     pub message: String,
     /// Time, milliseconds since the Unix epoch.
     pub at_ms: u64,
+    /// Id of the request that the call was about; `None` for outcomes.
+    pub request_id: Option<Arc<str>>,
 }
 
 impl LastFailure {
-    fn now(policy: Arc<str>, failure: &Failure) -> Self {
-        Self { policy, kind: failure.kind(), message: failure.to_string(), at_ms: unix_ms() }
+    fn now(policy: Arc<str>, failure: &Failure, request_id: Option<&str>) -> Self {
+        let (kind, message) = (failure.kind(), failure.to_string());
+        Self { policy, kind, message, at_ms: unix_ms(), request_id: request_id.map(Arc::from) }
     }
 }
 
@@ -101,6 +104,8 @@ pub struct SlotEvent {
     pub failure: Failure,
     /// Step of the program that failed: filters come first.
     pub step: u32,
+    /// Id of the request that the call was about.
+    pub request_id: Option<Arc<str>>,
 }
 
 impl GenerationHandle {
@@ -114,7 +119,7 @@ impl GenerationHandle {
         let learns = program.policies().any(|policy| policy.info().learns);
         Self {
             generation,
-            summary: Arc::new(ProgramSummary::of(place.kind, generation, lane, &program)),
+            summary: Arc::new(ProgramSummary::of((place.kind, &place.model), generation, lane, &program)),
             learns,
             program,
             breaker: Breaker::new(BreakerRules::POLICY),
@@ -138,14 +143,14 @@ impl GenerationHandle {
     }
 
     /// Counts one call of the policy that ranks, with its result and duration.
-    pub fn note<T>(&self, outcome: &Result<T, Failure>, took: Duration) {
+    pub fn note<T>(&self, outcome: &Result<T, Failure>, took: Duration, request_id: Option<&str>) {
         let step = u32::try_from(self.program.filters().len()).unwrap_or(u32::MAX);
-        self.note_call(outcome.as_ref().err().map(|failure| (failure, step)), took);
+        self.note_call(outcome.as_ref().err().map(|failure| (failure, step)), took, request_id);
     }
 
     /// Counts one call of the program with its duration, and with the failure and its step. A failure counts
-    /// in the breaker and is reported to the policy manager.
-    pub fn note_call(&self, failed: Option<(&Failure, u32)>, took: Duration) {
+    /// in the breaker and is reported to the policy manager. `request_id`: the request of the call.
+    pub fn note_call(&self, failed: Option<(&Failure, u32)>, took: Duration, request_id: Option<&str>) {
         self.stats.calls.note(failed.map(|(failure, _)| failure), took);
         if matches!(failed, Some((Failure::NotReady, _))) {
             return;
@@ -161,12 +166,13 @@ impl GenerationHandle {
         let opened = record_failure(&self.breaker, failure, calls);
         let policy = self.name_of(step);
         if failures == 1 {
-            self.log_failure(&policy, failure, "policy call failed; later failures are counted");
+            let event = "policy call failed; later failures are counted";
+            self.log_failure(&policy, failure, request_id, event);
         }
         if opened {
-            self.log_failure(&policy, failure, "policy breaker opened");
+            self.log_failure(&policy, failure, request_id, "policy breaker opened");
         }
-        *self.last_failure.lock() = Some(LastFailure::now(policy, failure));
+        *self.last_failure.lock() = Some(LastFailure::now(policy, failure, request_id));
         let _ = self.place.events.send(SlotEvent {
             slot: self.place.kind,
             model: self.place.model.clone(),
@@ -176,6 +182,7 @@ impl GenerationHandle {
             failures,
             failure: failure.clone(),
             step,
+            request_id: request_id.map(Arc::from),
         });
     }
 
@@ -185,7 +192,7 @@ impl GenerationHandle {
         policy.map_or_else(|| self.summary.name.clone(), |policy| policy.info().name.clone())
     }
 
-    fn log_failure(&self, policy: &str, failure: &Failure, event: &'static str) {
+    fn log_failure(&self, policy: &str, failure: &Failure, request_id: Option<&str>, event: &'static str) {
         let Place { kind, model, .. } = &self.place;
         tracing::warn!(
             slot = %kind,
@@ -195,6 +202,7 @@ impl GenerationHandle {
             policy,
             kind = failure.kind(),
             error = %failure,
+            request_id,
             "{event}"
         );
     }
@@ -216,7 +224,7 @@ impl GenerationHandle {
             }
             Err(Failure::NotReady) => {}
             Err(failure) => {
-                *self.last_failure.lock() = Some(LastFailure::now(policy.clone(), failure));
+                *self.last_failure.lock() = Some(LastFailure::now(policy.clone(), failure, None));
                 record_failure(&self.observing, failure, calls);
             }
         }

@@ -27,6 +27,7 @@ pub struct AgreementStats {
     agree: AtomicU64,
     disagree: AtomicU64,
     failed: AtomicU64,
+    shed: AtomicU64,
 }
 
 /// The result of comparing a shadow's choice with the one made.
@@ -34,8 +35,10 @@ pub struct AgreementStats {
 pub enum ShadowVerdict {
     /// The shadow made the same choice.
     Agrees,
-    /// The shadow made another choice, or none.
+    /// The shadow made another choice, or abstained.
     Disagrees,
+    /// The shadow would have refused the request, which was not refused.
+    Refuses,
     /// The shadow gave no usable answer.
     Failed,
 }
@@ -101,14 +104,17 @@ impl AgreementStats {
             ShadowVerdict::Agrees => &self.agree,
             ShadowVerdict::Disagrees => &self.disagree,
             ShadowVerdict::Failed => &self.failed,
+            ShadowVerdict::Refuses => &self.shed,
         };
         counter.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Numbers of requests in which the shadow agreed, disagreed and failed.
+    /// Numbers of requests in which the shadow agreed, disagreed, failed, and refused one that was not
+    /// refused.
     #[must_use]
-    pub fn counts(&self) -> [(&'static str, u64); 3] {
-        [("agree", &self.agree), ("disagree", &self.disagree), ("failed", &self.failed)]
+    pub fn counts(&self) -> [(&'static str, u64); 4] {
+        let Self { agree, disagree, failed, shed } = self;
+        [("agree", agree), ("disagree", disagree), ("failed", failed), ("shed", shed)]
             .map(|(label, count)| (label, count.load(Ordering::Relaxed)))
     }
 }

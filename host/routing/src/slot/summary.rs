@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use pointsman_workers::ModelName;
+
 use super::{Lane, Normalize, Picker, Program, SlotKind};
 use crate::{
     facts::Wants,
@@ -14,6 +16,8 @@ use crate::{
 pub struct ProgramSummary {
     /// The slot.
     pub slot: SlotKind,
+    /// Model of the slot; `None`: the slot of all models.
+    pub model: Option<ModelName>,
     /// The generation's number.
     pub generation: Generation,
     /// The lane it served in.
@@ -36,6 +40,8 @@ pub struct PolicySummary {
     pub version: Arc<str>,
     /// Digest of the policy's bytes.
     pub digest: Digest,
+    /// Digest of the policy's settings; `None`: it has none.
+    pub settings_digest: Option<Digest>,
     /// The world that the policy implements.
     pub world: World,
     /// The facts that the policy gets.
@@ -45,7 +51,12 @@ pub struct PolicySummary {
 }
 
 impl ProgramSummary {
-    pub(crate) fn of(slot: SlotKind, generation: Generation, lane: Lane, program: &Program) -> Self {
+    pub(crate) fn of(
+        (slot, model): (SlotKind, &Option<ModelName>),
+        generation: Generation,
+        lane: Lane,
+        program: &Program,
+    ) -> Self {
         let step = |policy: &Arc<dyn Policy>| PolicySummary::of(policy, None);
         let (policies, picker) = match program {
             Program::Native(_) => (Vec::new(), None),
@@ -63,7 +74,7 @@ impl ProgramSummary {
         let filter = program.filters().last().map(|filter| filter.info());
         let names: Vec<&str> = filter.into_iter().chain(program.ranker()).map(|info| &*info.name).collect();
         let name = if names.is_empty() { "native".into() } else { names.join("+").into() };
-        Self { slot, generation, lane, name, policies, picker }
+        Self { slot, model: model.clone(), generation, lane, name, policies, picker }
     }
 
     /// The policy that ranks: the first that is not a filter.
@@ -80,6 +91,7 @@ impl PolicySummary {
             name: info.name.clone(),
             version: info.version.clone(),
             digest: info.digest,
+            settings_digest: info.settings_digest,
             world: info.world,
             wants: info.wants.clone(),
             weight,

@@ -167,8 +167,8 @@ function slotRow(slot, lanes) {
   const trials = [];
   if (slot.canary) trials.push(chip("canary", `canary ${slot.canary.policy} @${slot.canary.generation} · ${percent(slot.canary.share)}`));
   if (slot.shadow) {
-    const { agree, disagree, failed } = slot.shadow, asked = agree + disagree + failed;
-    trials.push(chip("shadow", `shadow ${slot.shadow.policy} @${slot.shadow.generation}${asked ? ` · agrees ${percent(agree / asked)}` : ""}`));
+    const { agree, disagree, failed, shed } = slot.shadow, asked = agree + disagree + failed + shed;
+    trials.push(chip("shadow", `shadow ${slot.shadow.policy} @${slot.shadow.generation}${asked ? ` · agrees ${percent(agree / asked)}${shed ? `, would refuse ${percent(shed / asked)}` : ""}` : ""}`));
   }
   for (const one of store.slots.compiling.filter((file) => file.slot === slot.slot && file.model === slot.model)) trials.push(chip("wait", `${one.file} compiles`));
   return make("tr.go", null, make("td", null, make("a.hit", { href: slotHref(slot) }, slotName(slot))), make("td.policy", null, slot.policy, dim(` @${slot.generation}`), slot.breaker_open && [" ", chip("no", "fallback serves")]),

@@ -188,10 +188,11 @@ function others(receipt, status, slot) {
   if (shadow) {
     const [worker, rank] = shadow.choice_text ?? shadow.choice ?? [];
     const policy = status?.shadow?.generation === shadow.generation ? `${status.shadow.policy} ` : "It ";
-    const asked = status?.shadow ? status.shadow.agree + status.shadow.disagree + status.shadow.failed : 0;
+    const asked = status?.shadow ? status.shadow.agree + status.shadow.disagree + status.shadow.failed + status.shadow.shed : 0;
     const rate = asked ? link(slotHref(slot), `it agrees in ${percent(status.shadow.agree / asked)} of its decisions`) : "";
     const cost = dearer(receipt, worker, rank);
-    if (worker === undefined) line("shadow", `shadow @${shadow.generation}`, `${policy}would have chosen nobody.`);
+    const none = { refused: `would have refused it with ${shadow.status}.`, nobody_left: "would have refused it: its filters dropped every candidate.", failed: `failed (${shadow.kind}).`, abstained: "abstained." };
+    if (worker === undefined) line("shadow", `shadow @${shadow.generation}`, `${policy}${none[shadow.answer] ?? "would have chosen nobody."}`);
     else if (shadow.agrees) line("shadow", `shadow @${shadow.generation}`, `${policy}would have chosen the same worker.`);
     else line("shadow", `shadow @${shadow.generation}`, `${policy}would have chosen `, make("b", null, rankName(worker, Number(rank))), cost, ". Whether that would have been faster is not known", rate ? "; " : "", rate, ".");
   }

@@ -14,7 +14,7 @@ impl Account {
         let plan = self.decode_override.as_ref();
         all.extend(plan.and_then(|plan| {
             let entry = plan.entry.as_ref().filter(|entry| entry.verdict == "shed")?;
-            let ((policy, _), generation) = (&entry.policy, entry.generation);
+            let (policy, generation) = (&entry.program.name, entry.generation);
             Some(format!("decode-override=-{} {policy}@{generation} shed", id(plan.id)))
         }));
         all.join(", ")

@@ -1,7 +1,8 @@
 //! Reports a request that ended to its decisions, to policies that learn, and to the histograms of lengths.
 
 use pointsman_routing::{
-    DecisionSource, Lane, ObservedOutcome, Outcome as Recorded, ProgramSummary, Receipt, SlotKind,
+    DecisionSource, Lane, ObservedOutcome, Outcome as Recorded, ProgramSummary, Receipt, ShadowAnswer,
+    ShadowResult, SlotKind,
 };
 use pointsman_workers::{Leg, unix_ms};
 use tokio::time::Duration;
@@ -107,7 +108,7 @@ impl Account {
         let times = [ttft, self.itl(), Some(took)];
         for (receipt, retried) in Receipt::with_retried(&self.receipts) {
             // A shadow decision beside a canary does not compare with the active generation.
-            let shadow = receipt.shadow.filter(|_| receipt.lane == Lane::Active);
+            let shadow = receipt.shadow.as_ref().filter(|_| receipt.lane == Lane::Active);
             let prompt = self.prompt_tokens / self.block_tokens.max(1);
             let blocks = |cached: [u32; 3]| (prompt, cached.iter().sum::<u32>().min(prompt));
             let decided = Decided {
@@ -125,8 +126,8 @@ impl Account {
             };
             stats.note(models, receipt.slot, (receipt.lane, receipt.generation), &decided);
             if let Some(shadow) = shadow {
-                let (agrees, blocks) = (Some(shadow.agrees), shadow.cached_blocks.map(blocks));
-                let decided = Decided { agrees, blocks, ..Decided::default() };
+                let blocks = shadow.cached_blocks.map(blocks);
+                let decided = Decided { blocks, ..Decided::by_shadow(shadow) };
                 // It is compared with one active generation.
                 let generation = shadow.generation.max(receipt.generation);
                 stats.note(models, receipt.slot, (Lane::Shadow, generation), &decided);
@@ -138,13 +139,15 @@ impl Account {
             stats.note(models, slot, (lane, generation), &decided);
         }
         if let Some(decided) = self.decode_override.as_ref().and_then(|decided| decided.entry.as_ref()) {
-            let agrees = decided.shadow_agrees.filter(|_| decided.lane == Lane::Active);
+            let shadow = decided.shadow.as_ref().filter(|_| decided.lane == Lane::Active);
+            let has_answered = |shadow: &&ShadowResult| !matches!(shadow.answer, ShadowAnswer::Failed { .. });
+            let agrees = shadow.filter(has_answered).map(|shadow| shadow.agrees);
             let (by_fallback, is_shed) = (decided.fallback.is_some(), decided.verdict == "shed");
             let own = Decided { by_fallback, is_shed, agrees, ..Decided::default() };
             let generation = decided.generation;
             stats.note(models, SlotKind::DecodeOverride, (decided.lane, generation), &own);
-            if agrees.is_some() {
-                let shadow = Decided { agrees, ..Decided::default() };
+            if let Some(shadow) = shadow {
+                let shadow = Decided { agrees, ..Decided::by_shadow(shadow) };
                 stats.note(models, SlotKind::DecodeOverride, (Lane::Shadow, generation), &shadow);
             }
         }

@@ -20,16 +20,16 @@ impl OverrideRecord {
     /// Returns the record of a decision that was made with this seed.
     #[must_use]
     pub(crate) fn new(planned: &OverrideDecision, seed: u64) -> Self {
-        let OverrideDecision { id, lane, learns, fallback, generation, shadow_agrees, .. } = *planned;
+        let OverrideDecision { id, lane, learns, fallback, generation, .. } = *planned;
         let verdict = planned.plan.as_str();
-        let entry = planned.policy.clone().map(|policy| OverrideEntry {
+        let entry = planned.program.clone().map(|program| OverrideEntry {
             id,
             lane,
             generation,
-            policy,
+            program,
             fallback,
             verdict,
-            shadow_agrees,
+            shadow: planned.shadow.clone(),
         });
         Self { id, lane, seed, learns, by_policy: fallback.is_none(), entry }
     }

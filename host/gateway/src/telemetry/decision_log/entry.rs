@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use pointsman_decision_log::{LoggedBlocks, LoggedDecision, LoggedOutcome, LoggedRequest, LoggedShadow};
 use pointsman_routing::{
-    Decider, DecisionId, Digest, Generation, Lane, Receipt, RefusedDecision, RoutingRequest, SlotKind,
+    Decider, DecisionId, Generation, Lane, PolicySummary, ProgramSummary, Receipt, RefusedDecision,
+    RoutingRequest, ShadowAnswer, ShadowResult, SlotKind,
 };
 use prefix_index::Prefix;
 use tokio::time::Duration;
@@ -51,11 +52,11 @@ pub(crate) struct OverrideEntry {
     pub id: Option<DecisionId>,
     pub lane: Lane,
     pub generation: Generation,
-    pub policy: (Arc<str>, Digest),
+    pub program: Arc<ProgramSummary>,
     pub fallback: Option<&'static str>,
     /// `remote`, `local` or `shed`.
     pub verdict: &'static str,
-    pub shadow_agrees: Option<bool>,
+    pub shadow: Option<ShadowResult>,
 }
 
 impl Entry {
@@ -119,19 +120,20 @@ impl Entry {
 
 impl OverrideEntry {
     fn logged(&self) -> LoggedDecision {
-        let (policy, digest) = &self.policy;
-        let agrees = |agrees| LoggedShadow { agrees, ..LoggedShadow::default() };
+        let ranker = self.program.ranker();
         LoggedDecision {
             id: self.id.map(|id| id.to_string()),
             slot: SlotKind::DecodeOverride.as_str().to_owned(),
+            slot_model: self.program.model.as_ref().map(ToString::to_string),
             lane: self.lane.as_str().to_owned(),
             generation: self.generation.0,
-            policy: Some(policy.to_string()),
-            digest: Some(digest.to_string()),
+            policy: ranker.map(|ranker| ranker.name.to_string()),
+            digest: ranker.map(|ranker| ranker.digest.to_string()),
+            settings_digest: settings(ranker),
             decider: if self.fallback.is_some() { "fallback" } else { "policy" }.to_owned(),
             reason: self.fallback.map(str::to_owned),
             verdict: Some(self.verdict.to_owned()),
-            shadow: self.shadow_agrees.map(agrees),
+            shadow: self.shadow.as_ref().map(|answer| shadow(answer, None)),
             ..LoggedDecision::default()
         }
     }
@@ -148,10 +150,12 @@ fn decision(receipt: &Receipt, retried: bool) -> LoggedDecision {
     LoggedDecision {
         id: receipt.id.map(|id| id.to_string()),
         slot: receipt.slot.as_str().to_owned(),
+        slot_model: receipt.slot_model.as_ref().map(ToString::to_string),
         lane: receipt.lane.as_str().to_owned(),
         generation: receipt.generation.0,
         policy: receipt.policy.as_ref().map(ToString::to_string),
         digest: receipt.digest.map(|digest| digest.to_string()),
+        settings_digest: receipt.settings_digest.map(|digest| digest.to_string()),
         decider: receipt.decider.label().to_owned(),
         reason,
         attempt: receipt.attempt,
@@ -162,22 +166,34 @@ fn decision(receipt: &Receipt, retried: bool) -> LoggedDecision {
         candidates: receipt.candidates,
         cached_blocks: receipt.cached_known.then_some(receipt.cached_blocks),
         verdict: None,
-        shadow: shadow(receipt),
+        shadow: receipt.shadow.as_ref().map(|answer| shadow(answer, receipt.shadow_program.as_deref())),
     }
 }
 
-fn shadow(receipt: &Receipt) -> Option<LoggedShadow> {
-    let shadow = receipt.shadow?;
-    let ranker = receipt.shadow_program.as_ref().and_then(|program| program.ranker());
-    Some(LoggedShadow {
+fn settings(ranker: Option<&PolicySummary>) -> Option<String> {
+    ranker?.settings_digest.map(|digest| digest.to_string())
+}
+
+fn shadow(shadow: &ShadowResult, program: Option<&ProgramSummary>) -> LoggedShadow {
+    let ranker = program.and_then(ProgramSummary::ranker);
+    let (status, kind) = match &shadow.answer {
+        ShadowAnswer::Refused { status, .. } => (Some(*status), None),
+        ShadowAnswer::Failed { kind, .. } => (None, Some((*kind).to_owned())),
+        ShadowAnswer::Chose | ShadowAnswer::Abstained | ShadowAnswer::NobodyLeft => (None, None),
+    };
+    LoggedShadow {
         generation: shadow.generation.0,
         policy: ranker.map(|ranker| ranker.name.to_string()),
         digest: ranker.map(|ranker| ranker.digest.to_string()),
+        settings_digest: settings(ranker),
+        answer: Some(shadow.answer.label().to_owned()),
+        status,
+        kind,
         worker: shadow.choice.map(|(worker, _)| worker.0),
         rank: shadow.choice.map(|(_, rank)| rank.0),
         cached_blocks: shadow.cached_blocks,
         agrees: shadow.agrees,
-    })
+    }
 }
 
 fn refusal(refused: &RefusedDecision) -> LoggedDecision {
@@ -186,10 +202,12 @@ fn refusal(refused: &RefusedDecision) -> LoggedDecision {
     LoggedDecision {
         id: refused.id.map(|id| id.to_string()),
         slot: program.slot.as_str().to_owned(),
+        slot_model: program.model.as_ref().map(ToString::to_string),
         lane: program.lane.as_str().to_owned(),
         generation: program.generation.0,
         policy: ranker.map(|ranker| ranker.name.to_string()),
         digest: ranker.map(|ranker| ranker.digest.to_string()),
+        settings_digest: settings(ranker),
         decider: if ranker.is_some() { "policy" } else { "native" }.to_owned(),
         verdict: Some(refused.code.to_owned()),
         ..LoggedDecision::default()

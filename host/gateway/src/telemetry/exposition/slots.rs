@@ -104,7 +104,8 @@ fn encode_trials(out: &mut Families<'_>, status: &ManagerStatus) -> fmt::Result 
     let shadows = status.slots.iter().flat_map(|slot| {
         let shadows = trials(slot).filter(|(lane, _)| *lane == Lane::Shadow);
         shadows.flat_map(|(_, trial)| {
-            let counts = [("agree", trial.agree), ("disagree", trial.disagree), ("failed", trial.failed)];
+            let LaneStatus { agree, disagree, failed, shed, .. } = trial;
+            let counts = [("agree", *agree), ("disagree", *disagree), ("failed", *failed), ("shed", *shed)];
             counts.map(|(result, count)| {
                 let mut labels = of_status(slot);
                 labels.extend([("policy", trial.policy.to_string()), ("result", result.to_owned())]);
@@ -112,7 +113,8 @@ fn encode_trials(out: &mut Families<'_>, status: &ManagerStatus) -> fmt::Result 
             })
         })
     });
-    let help = "Number of decisions by whether the shadow would have decided the same";
+    let help = "Number of decisions by whether the shadow would have decided the same; shed: it would have refused \
+                the request";
     out.counters("pointsman_policy_shadow", help, shadows)
 }
 

@@ -167,6 +167,7 @@ fn trial_status(trial: &Trial, lane: &ManagedLane, spec: &LaneSpec) -> LaneStatu
         agree: 0,
         disagree: 0,
         failed: 0,
+        shed: 0,
     };
     status.update(active);
     status
@@ -185,6 +186,7 @@ fn parts(program: &Program) -> Vec<PartStatus> {
             policy: info.name.to_string(),
             version: info.version.to_string(),
             digest: info.digest,
+            settings_digest: info.settings_digest,
             origin: info.origin.clone(),
             weight: if info.world == World::Scorer { weights.next() } else { None },
             remembers: info.remembers,

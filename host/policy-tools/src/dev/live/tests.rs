@@ -53,6 +53,13 @@ fn it_is_live_once_decides_once_and_each_new_failure_is_told() {
     let seen = own.see(&look(deciding, Lines::default()));
     assert_eq!(labels(&seen), ["decided"]);
     assert_eq!(seen.status.unwrap(), "shadow, generation 7: agrees in 9 of 10 (90 %), 0 failed");
+    let refusing = |slot: &mut Value| {
+        deciding(slot);
+        slot["shadow"]["shed"] = json!(30);
+    };
+    let status = own.see(&look(refusing, Lines::default())).status.unwrap();
+    // T8.1
+    assert_eq!(status, "shadow, generation 7: agrees in 9 of 40 (22 %), 30 refused, 0 failed");
     let failing = |slot: &mut Value| {
         deciding(slot);
         slot["shadow"]["failures"] = json!(2);

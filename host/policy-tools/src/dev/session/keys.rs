@@ -204,7 +204,8 @@ async fn newest_difference(
     slot: &SlotName,
     generation: u64,
 ) -> Result<Option<Vec<String>>, GatewayError> {
-    let pairs = [("limit", Some(SEARCHED)), ("slot", Some(&*slot.slot)), ("model", slot.model.as_deref())];
+    let slot_model = Some(slot.model.as_deref().unwrap_or_default());
+    let pairs = [("limit", Some(SEARCHED)), ("slot", Some(&*slot.slot)), ("slot_model", slot_model)];
     let found: Decisions = gateway.get(&format!("/decisions{}", query(&pairs))).await?.read()?;
     let differs = found.decisions.into_iter().find(|decision| {
         decision.shadow.as_ref().is_some_and(|own| own.generation == generation && own.agrees == Some(false))
