@@ -127,7 +127,7 @@ F32_LIMIT = 3.4028235677973366e38
 LEFT_OUT = {
     "n": 1, "block-size": 16, "overlap-score-credit": 1, "host-cache-credit": 0.75, "disk-cache-credit": 0.25,
     "prefill-load-scale": 1, "assume-kv-reuse": 1, "track-prefill-tokens": 1, "other-leg-dp-rank": 4294967295,
-    "program-idle-ms": 4294967295, "load-age-ms": 4294967295, "engine-running-known": 1, "engine-queue-known": 1,
+    "program-idle-ms": 4294967295, "engine-running-known": 1, "engine-queue-known": 1,
     "kv-usage-known": 1,
 }
 

@@ -135,7 +135,7 @@ pub(crate) fn closest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> O
 
 /// Values of the facts that a case may leave out and that are not 0 then: the value of an absent fact
 /// (`wit/facts.md`), or the gateway's default.
-pub const LEFT_OUT: [(&str, u32); 14] = [
+pub const LEFT_OUT: [(&str, u32); 13] = [
     ("n", 1),
     ("block-size", 16),
     ("overlap-score-credit", 1.0_f32.to_bits()),
@@ -146,7 +146,6 @@ pub const LEFT_OUT: [(&str, u32); 14] = [
     ("track-prefill-tokens", 1),
     ("other-leg-dp-rank", u32::MAX),
     ("program-idle-ms", u32::MAX),
-    ("load-age-ms", u32::MAX),
     ("engine-running-known", 1),
     ("engine-queue-known", 1),
     ("kv-usage-known", 1),
