@@ -12,9 +12,10 @@ macro_rules! files {
     };
 }
 
-const FILES: [(&str, &str); 19] = files! {
+const FILES: [(&str, &str); 20] = files! {
     "src" from "policies/sdk/src":
-        "bindings.rs" "facts.rs" "least.rs" "lib.rs" "policy.rs" "rng.rs" "state.rs" "testing.rs" "view.rs";
+        "bindings.rs" "facts.rs" "least.rs" "lib.rs" "policy.rs" "rng.rs" "settings.rs" "state.rs" "testing.rs"
+        "view.rs";
     "cases/src" from "policies/cases/src":
         "answer.rs" "facts.rs" "lib.rs" "outcome.rs" "parse.rs" "parse/tests.rs" "report.rs";
     "wit" from "wit": "policy.wit" "facts.md";
