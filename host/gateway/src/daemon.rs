@@ -28,8 +28,9 @@ use crate::{
     state::continuations::MAX_TRANSCRIPTS,
     state::{
         Settings, SharedState, State, drain_end::DrainEnd, memory_limit::body_limit,
-        open_files::connection_limit, tasks::Tasks,
+        open_files::connection_limit,
     },
+    tasks::Tasks,
     telemetry::{decision_log::DecisionLog, decision_stats::DecisionStats, metrics::Metrics, traces::Traces},
     tenant_limits::TenantLimits,
     tls::TlsContext,

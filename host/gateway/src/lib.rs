@@ -29,6 +29,7 @@ mod picker;
 #[cfg_attr(not(feature = "replicas"), path = "replicas/off.rs")]
 mod replicas;
 mod state;
+mod tasks;
 mod telemetry;
 mod tenant_limits;
 mod tls;

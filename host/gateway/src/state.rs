@@ -15,10 +15,10 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     budget::Budget, config::reload::ConfigReloader, count_by_key::CountByKey, replicas::Replicas,
-    telemetry::decision_log::DecisionLog, telemetry::decision_stats::DecisionStats, telemetry::hour::Hour,
-    telemetry::metrics::Metrics, telemetry::tenant_metrics::TenantMetrics, telemetry::tenants::Tenants,
-    telemetry::traces::Traces, tenant_limits::TenantLimits, tls::TlsContext, tokenization::Tokens,
-    upstream::Via,
+    tasks::Tasks, telemetry::decision_log::DecisionLog, telemetry::decision_stats::DecisionStats,
+    telemetry::hour::Hour, telemetry::metrics::Metrics, telemetry::tenant_metrics::TenantMetrics,
+    telemetry::tenants::Tenants, telemetry::traces::Traces, tenant_limits::TenantLimits, tls::TlsContext,
+    tokenization::Tokens, upstream::Via,
 };
 
 pub(crate) mod bad_keys;
@@ -36,7 +36,6 @@ pub(crate) mod quarantine;
 pub(crate) mod rate_limit;
 pub(crate) mod settings;
 pub(crate) mod slow_keys;
-pub(crate) mod tasks;
 
 use bad_keys::BadKeys;
 use drain_end::DrainEnd;
@@ -46,7 +45,6 @@ use quarantine::Quarantine;
 use rate_limit::RateLimiter;
 pub(crate) use settings::Settings;
 use slow_keys::SlowKeys;
-use tasks::Tasks;
 
 /// State of a request handler: the values of one configuration, and handles to everything that lives as long
 /// as the daemon. A request keeps the state it started with, so a reload changes nothing under it.

@@ -18,7 +18,7 @@ use pointsman_workers::{ModelName, Registry, Snapshot};
 use crate::{
     config::{Model, Problem, TokenSource},
     openai::request::{Endpoint, Request},
-    state::tasks::Tasks,
+    tasks::Tasks,
     telemetry::metrics::{Metrics, ReasonLabels},
     upstream::Upstream,
 };

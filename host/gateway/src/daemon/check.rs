@@ -12,7 +12,8 @@ use super::{
 };
 use crate::{
     config::{Config, ConfigErrors, Problem, Server, settings::Settings},
-    state::{open_files::too_many_threads, tasks::Tasks},
+    state::open_files::too_many_threads,
+    tasks::Tasks,
     tls::TlsContext,
     tokenization::Tokens,
 };

@@ -21,8 +21,8 @@ use crate::{
     state::{
         Settings, SharedState, State, caller::CallerId, certificates::Certificates, jwt::TokenVerifier,
         keys::Keys, memory_limit::body_limit, open_files::connection_limit, rate_limit::RateLimiter,
-        tasks::Tasks,
     },
+    tasks::Tasks,
     telemetry::{decision_log::DecisionLog, metrics::Metrics, tenant_metrics::TenantMetrics, traces::Traces},
     tenant_limits::TenantLimits,
     tls::Loaded,

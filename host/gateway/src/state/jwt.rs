@@ -11,12 +11,10 @@ use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::{
-    caller::{Caller, CallerId, Operator, Tenant},
-    tasks::Tasks,
-};
+use super::caller::{Caller, CallerId, Operator, Tenant};
 use crate::{
     config::{JwtAlgorithm, JwtSettings, KeySource, Role},
+    tasks::Tasks,
     telemetry::metrics::Metrics,
 };
 

@@ -28,7 +28,7 @@ use crate::{
         messages::is_text,
         request::{Endpoint, Request},
     },
-    state::tasks::Tasks,
+    tasks::Tasks,
     upstream::{CallError, Destination, Upstream},
 };
 
