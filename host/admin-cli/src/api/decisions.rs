@@ -26,6 +26,7 @@ pub struct Decision {
     pub generation: u64,
     pub mode: String,
     /// The last filter and the policy that ranks.
+    #[serde(default)]
     pub program: Option<String>,
     pub policy: Option<String>,
     pub digest: Option<String>,
@@ -137,12 +138,14 @@ pub struct Outcome {
     pub code: String,
     pub retried: bool,
     /// Whether the stream left the worker before its end, though that worked: it moved or paused.
+    #[serde(default)]
     pub moved: bool,
     pub ttft_ms: Option<f64>,
     pub itl_ms: Option<f64>,
     pub output_tokens: Option<u64>,
     pub duration_ms: f64,
     pub cached_tokens: CachedTokens,
+    #[serde(default)]
     pub times_ms: Times,
     pub stream_failed: Option<StreamFailed>,
     pub continues: Option<String>,
@@ -150,7 +153,8 @@ pub struct Outcome {
 }
 
 /// Time that a request waited in the queue, and when its prefill leg was sent and ended.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
 pub struct Times {
     pub queued: Option<f64>,
     pub prefill_sent: Option<f64>,

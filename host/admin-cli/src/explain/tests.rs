@@ -191,7 +191,7 @@ fn o1_a_plan_for_a_request_with_an_itl_target_is_told_with_its_reason() {
 fn l5_a_stream_that_left_its_worker_is_told() {
     let text = explain(&receipt(|receipt| {
         receipt["outcome"] = json!({
-            "status": 200, "code": "ok", "retried": false, "moved": true, "ttft_ms": 41.0, "itl_ms": 2.0, "times_ms": {},
+            "status": 200, "code": "ok", "retried": false, "moved": true, "ttft_ms": 41.0, "itl_ms": 2.0,
             "output_tokens": 7, "duration_ms": 60.0, "cached_tokens": { "predicted": null, "reported": null },
         });
     }));
@@ -205,7 +205,7 @@ fn a_fallback_a_shadow_and_the_end_are_told() {
         receipt["decider"] = json!({ "by": "fallback", "reason": "deadline", "detail": "after 5 ms" });
         receipt["shadow"] = json!({ "generation": 4, "choice": [1, 0], "agrees": false });
         receipt["outcome"] = json!({
-            "status": 200, "code": "ok", "retried": true, "moved": false, "ttft_ms": 41.0, "itl_ms": 2.0, "times_ms": {}, "output_tokens": 7,
+            "status": 200, "code": "ok", "retried": true, "ttft_ms": 41.0, "itl_ms": 2.0, "output_tokens": 7,
             "duration_ms": 60.0, "cached_tokens": { "predicted": 48, "reported": 32 },
         });
     }));
@@ -224,8 +224,8 @@ fn t2_the_time_in_the_queue_and_of_the_prefill_leg_is_told() {
     let text = |times: serde_json::Value| {
         explain(&receipt(|receipt| {
             receipt["outcome"] = json!({
-                "status": 200, "code": "ok", "retried": false, "moved": false, "ttft_ms": 2_557.0, "itl_ms": 57.0,
-                "output_tokens": 7, "duration_ms": 3_110.0, "cached_tokens": { "predicted": null, "reported": null }, "times_ms": times,
+                "status": 200, "code": "ok", "retried": false, "ttft_ms": 2_557.0, "itl_ms": 57.0, "output_tokens": 7,
+                "duration_ms": 3_110.0, "cached_tokens": { "predicted": null, "reported": null }, "times_ms": times,
             });
         }))
     };
@@ -242,8 +242,8 @@ fn t2_a_leg_that_failed_is_told_with_its_cause() {
     let told = |retried: bool, run: serde_json::Value| {
         explain(&receipt(|receipt| {
             receipt["outcome"] = json!({
-                "status": 200, "code": "ok", "retried": retried, "moved": false, "ttft_ms": 41.0, "itl_ms": 2.0,
-                "times_ms": {}, "output_tokens": 7, "duration_ms": 60.0, "cached_tokens": { "predicted": null, "reported": null }, "run": run,
+                "status": 200, "code": "ok", "retried": retried, "ttft_ms": 41.0, "itl_ms": 2.0, "output_tokens": 7,
+                "duration_ms": 60.0, "cached_tokens": { "predicted": null, "reported": null }, "run": run,
             });
         }))
     };
@@ -346,8 +346,8 @@ fn i14_both_legs_of_a_stream_that_went_on_elsewhere_are_told() {
     let outcome = |failed: serde_json::Value, continues: serde_json::Value| {
         explain(&receipt(|receipt| {
             receipt["outcome"] = json!({
-                "status": 200, "code": "ok", "retried": true, "moved": false, "ttft_ms": 41.0, "itl_ms": 2.0, "times_ms": {},
-                "output_tokens": 7, "duration_ms": 60.0, "cached_tokens": { "predicted": 48, "reported": 32 },
+                "status": 200, "code": "ok", "retried": true, "ttft_ms": 41.0, "itl_ms": 2.0, "output_tokens": 7,
+                "duration_ms": 60.0, "cached_tokens": { "predicted": 48, "reported": 32 },
                 "stream_failed": failed, "continues": continues,
             });
         }))

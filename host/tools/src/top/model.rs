@@ -44,7 +44,7 @@ struct Slots {
     slots: Vec<Slot>,
 }
 
-/// The state of the gateway in the event `stats`. An older gateway does not tell it.
+/// The state of the gateway in the event `stats`.
 #[derive(Deserialize)]
 struct Readiness {
     ready: Option<bool>,
