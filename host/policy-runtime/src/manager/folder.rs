@@ -18,7 +18,7 @@ use notify::{RecursiveMode, Watcher};
 use pointsman_routing::SlotKind;
 use tokio::sync::Notify;
 
-use super::strays::SlotFiles;
+use super::strays::{SlotFiles, is_source};
 use crate::refusal::Refusal;
 
 /// Subdirectory of the parts that slots name.
@@ -42,9 +42,6 @@ const NOT_POLICIES: [&str; 15] = [
     ".txt",
     "~",
 ];
-
-/// Endings of source files in the languages of policies.
-const SOURCES: [&str; 4] = [".js", ".py", ".rs", ".ts"];
 
 /// Entries of one directory that are listed; the rest is ignored.
 const MAX_ENTRIES: usize = 10_000;
@@ -230,11 +227,6 @@ fn is_policy(name: &str, is_of_slots: bool) -> bool {
         || name.ends_with(if is_of_slots { ".toml" } else { ".formula.toml" })
         || (is_of_slots && begins_as_slot(&name) && !is_beside_policies(&name))
         || (is_of_slots && is_source(&name))
-}
-
-/// Returns whether a file is a policy before it is built.
-pub(super) fn is_source(name: &str) -> bool {
-    SOURCES.iter().any(|ending| name.ends_with(ending))
 }
 
 /// Returns whether a file is a companion of one with a shorter name, or for other readers.

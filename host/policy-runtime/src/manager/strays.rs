@@ -4,11 +4,13 @@ use std::path::{Path, PathBuf};
 
 use pointsman_routing::{Lane, SlotKind, World};
 
-use super::folder::is_source;
 use crate::{
     formula::{FORMULA_SUFFIX, formula_file},
     refusal::Refusal,
 };
+
+/// Endings of source files in the languages of policies.
+const SOURCES: [&str; 4] = [".js", ".py", ".rs", ".ts"];
 
 /// Names of slots' files in a message, at most.
 const MAX_EXPECTED: usize = 24;
@@ -176,6 +178,11 @@ impl Stray {
     pub(super) fn problem(&self) -> String {
         self.refusal.to_string()
     }
+}
+
+/// Returns whether a file is a policy before it is built.
+pub(super) fn is_source(name: &str) -> bool {
+    SOURCES.iter().any(|ending| name.ends_with(ending))
 }
 
 #[cfg(test)]
