@@ -3,28 +3,23 @@
 
 use std::sync::Arc;
 
-use axum::{
-    body::{Body as HttpBody, Bytes},
-    http::{HeaderMap, header},
-    response::{IntoResponse, Response},
-};
+use axum::{http::HeaderMap, response::Response};
 
 use super::{
     answer::{self, Answer},
-    call::Call,
+    call::{Call, act_out, record},
     refuse_as, stored,
 };
 use crate::{
     api::Api,
     config::Dialect,
     dialect::Incoming,
-    engine::{Aborts, Engine, InFlight, Outcome, Recorded, Sequence, random_hex, unix_now},
+    engine::{Aborts, Engine, InFlight, Outcome, Sequence, random_hex, unix_now},
     failure::Failure,
-    faults::{FaultKind, Picked},
+    faults::Picked,
     leg::Leg,
     request::Body,
-    server::Conn,
-    wire::{Meta, Shape},
+    wire::Meta,
 };
 
 pub(super) async fn serve(call: Call, api: Api) -> Response {
@@ -116,47 +111,6 @@ async fn start(
     Ok(Answer::new(engine, meta, sequences, abort))
 }
 
-/// Carries out the faults that need nothing from the engine.
-pub(super) async fn act_out(
-    engine: &Engine,
-    shape: &dyn Shape,
-    faults: &Picked,
-    conn: &Conn,
-    stream: bool,
-    flight: &mut InFlight,
-) -> Option<Response> {
-    if faults.has(&FaultKind::Die) {
-        engine.die();
-    }
-    if faults.has(&FaultKind::Refuse) || faults.has(&FaultKind::Die) {
-        flight.end(Outcome::Fault);
-        conn.reset();
-        std::future::pending::<()>().await;
-    }
-    if faults.has(&FaultKind::HangBeforeHeaders) {
-        std::future::pending::<()>().await;
-    }
-    if let Some((status, retry_after)) = faults.status() {
-        flight.end(Outcome::Fault);
-        return Some(refuse_as(shape, &Failure::injected(status, retry_after)));
-    }
-    if faults.has(&FaultKind::WrongContentType) {
-        flight.end(Outcome::Fault);
-        let page = "<html><body><h1>It works!</h1></body></html>";
-        return Some(([(header::CONTENT_TYPE, "text/html; charset=utf-8")], page).into_response());
-    }
-    if faults.has(&FaultKind::HangAfterHeaders) {
-        let flight = std::mem::replace(flight, InFlight::over(flight));
-        let never = futures_util::stream::once(async move {
-            let _held = flight;
-            std::future::pending::<Result<Bytes, std::io::Error>>().await
-        });
-        let content_type = if stream { answer::EVENT_STREAM } else { "application/json" };
-        return Some(([(header::CONTENT_TYPE, content_type)], HttpBody::from_stream(never)).into_response());
-    }
-    None
-}
-
 /// Returns the ids of a response: SGLang has one for each item, the other engines one in all. vLLM and OpenAI
 /// use the request's id or a random one, with a prefix. SGLang uses the body's `rid`.
 fn response_ids(dialect: Dialect, api: Api, headers: &HeaderMap, body: &Body) -> Vec<String> {
@@ -168,16 +122,4 @@ fn response_ids(dialect: Dialect, api: Api, headers: &HeaderMap, body: &Body) ->
     let given = given.filter(|id| !id.contains(['"', '\\']) && id.chars().all(|c| !c.is_control()));
     let id = given.map_or_else(|| random_hex(16), str::to_owned);
     vec![format!("{}{id}", api.id_prefix())]
-}
-
-pub(super) fn record(path: &str, leg: Option<Leg>, headers: &HeaderMap, bytes: &Bytes) -> Recorded {
-    let headers = headers.iter();
-    Recorded {
-        path: path.to_owned(),
-        leg,
-        headers: headers
-            .map(|(name, value)| (name.to_string(), String::from_utf8_lossy(value.as_bytes()).into_owned()))
-            .collect(),
-        body: String::from_utf8_lossy(bytes).into_owned(),
-    }
 }
