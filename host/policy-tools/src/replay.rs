@@ -26,7 +26,7 @@ pub struct Report {
     pub agree: u64,
     /// Both numbers by leg.
     pub legs: BTreeMap<String, Share>,
-    /// Both numbers by the rule that decided: slot, lane, policy, and the digests of its content and settings.
+    /// Both numbers by the rule that decided: slot, lane, policy, and digests of its content and settings.
     #[serde(default)]
     pub rules: BTreeMap<String, Share>,
     /// Number of decisions that were not replayed, by reason.

@@ -23,8 +23,8 @@ pub struct Words {
 }
 
 impl Words {
-    /// Lays out the facts that `wants` asks for. Facts that are not given have the value of an absent fact, or
-    /// the gateway's default, otherwise 0.
+    /// Lays out the facts that `wants` asks for. Facts that are not given have the value of an absent fact,
+    /// or the gateway's default, otherwise 0.
     ///
     /// # Panics
     /// Panics at an unknown fact and at a value that does not fit its fact.

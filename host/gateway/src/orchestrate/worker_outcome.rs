@@ -33,8 +33,8 @@ pub(super) fn note_success(candidate: &Candidate) {
     candidate.worker.note_outcome(true);
 }
 
-/// Reports a failed leg to its worker, and charges it if it is to blame. `candidate` comes with the time at which
-/// the leg was sent.
+/// Reports a failed leg to its worker, and charges it if it is to blame. `candidate` comes with the time at
+/// which the leg was sent.
 pub(super) fn note_failure(
     leg: Leg,
     (candidate, sent): (&Candidate, Instant),

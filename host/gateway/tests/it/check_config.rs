@@ -382,7 +382,7 @@ fn t4_an_address_that_cannot_be_read_is_answered_with_the_form_to_use() {
         (&["--admin-listen", "localhost:8085"], "expected IP:PORT such as 127.0.0.1:8080"),
     ] {
         let (code, out, err) = pointsman(dir.path(), &[&["serve"], arguments].concat());
-        // T4.8
+        // T4.12
         assert!(code != Some(0) && err.contains(expected), "{arguments:?}: {out}{err}");
     }
 }

@@ -484,7 +484,7 @@ fn t4_a_folder_in_the_place_of_a_policy_is_answered_with_the_file_to_name() {
     fs::create_dir(dir.path().join("shortest")).expect("a folder");
     for command in ["test", "inspect"] {
         let ran = pointsman(dir.path(), [command, "shortest"]);
-        // T4.9
+        // T4.13
         let told = "shortest is a folder: name the .wasm file that `pointsman policy build shortest` makes";
         assert!(ran.code == Some(2) && ran.err.contains(told), "{}", ran.err);
     }

@@ -261,7 +261,7 @@ mod tests {
         };
         wait_with(1);
         assert_eq!(wait_with(1), 1);
-        // O1.29
+        // O1.30
         assert!(wait_with(2) > 1);
     }
 }

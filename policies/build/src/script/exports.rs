@@ -95,7 +95,7 @@ mod tests {
                  const { policy, selecting } = selector({ … });`, or change `world`",
             ),
         ] {
-            // T3.7
+            // T3.8
             assert_eq!(missing_export(&output, file, world).as_deref(), Some(advice));
         }
         for output in ["AttributeError: module 'policy' has no attribute 'other'", &js("\"other\" function")]
