@@ -198,11 +198,15 @@ async fn a_filter_that_keeps_no_candidate_is_named_by_the_decision_and_by_the_st
     http(&daemon.listening, "POST /v1/chat/completions", &chat(4));
     let listed: Value = serde_json::from_str(&http(&daemon.admin, "GET /decisions", "")).unwrap();
     let told = daemon.run(&["decisions", listed["decisions"][0]["id"].as_str().unwrap()]).out;
-    let ran = format!("\nSlot aggregated ran filter formula (digest {digest}), which kept 0 of 1; policy ");
+    let ran = format!("\nSlot aggregated ran filter formula (digest {digest}, settings ");
+    let kept = "), which kept 0 of 1; policy ";
     let none = "\nNo candidate was chosen: no worker can serve 'tiny': the filters dropped every candidate \
                 (nobody_left). The decision took ";
     // T1.1
-    assert!(told.contains(&ran) && told.contains(", lane active) was not called.\n"), "{told}");
+    assert!(
+        told.contains(&ran) && told.contains(kept) && told.contains(", lane active) was not called.\n"),
+        "{told}"
+    );
     // T1.1
     assert!(told.contains(none), "{told}");
 }

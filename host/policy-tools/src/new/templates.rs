@@ -184,7 +184,10 @@ impl ProjectWorld {
                 python: template!("filter.py.in"),
                 js: template!("filter.js.in"),
                 ts: template!("filter.ts.in"),
-                js_case: (r#"{ rows: [{ "engine-queue": 9 }, { "engine-queue": 8 }] }"#, "{ keep: [1] }"),
+                js_case: (
+                    r#"{ rows: [{ "active-requests": 65 }, { "active-requests": 64 }] }"#,
+                    "{ keep: [1] }",
+                ),
             },
             Self::DecodeOverride => World {
                 feature: "decode-override",
