@@ -19,6 +19,9 @@ const MAX_MISSES: u8 = 2;
 /// that is missing, or a file that changed and may not be whole yet.
 pub(super) const RESCAN: Duration = Duration::from_secs(1);
 
+/// Time after which a file that keeps changing is judged although it may not be whole yet.
+const LONGEST_COPY: Duration = Duration::from_secs(10);
+
 /// Source of a lane's content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -76,6 +79,10 @@ pub(super) struct ManagedLane {
     read: Option<Digest>,
     /// Time from which these are judged although they may not be whole: a copy may last.
     judged_from: Instant,
+    /// The first change since the files were last judged.
+    unjudged_since: Option<Instant>,
+    /// Whether the last scan found that they may not be whole.
+    is_unfinished: bool,
     /// Whether the next scan judges them at once.
     judges_at_once: bool,
     /// Which policy in the file gets the settings of the slot.
@@ -103,6 +110,8 @@ impl ManagedLane {
             misses: 0,
             read: None,
             judged_from: Instant::now(),
+            unjudged_since: None,
+            is_unfinished: false,
             judges_at_once: true,
             inherited_by: None,
         }
@@ -134,14 +143,31 @@ impl ManagedLane {
         if std::mem::take(&mut self.judges_at_once) {
             self.judged_from = now;
         } else if self.read != read {
-            self.judged_from = now + RESCAN;
+            let first = *self.unjudged_since.get_or_insert(now);
+            self.judged_from = (now + RESCAN).min(first + LONGEST_COPY);
         }
-        self.read = read;
+        (self.read, self.is_unfinished) = (read, false);
+    }
+
+    /// Returns whether a refusal waits for the rest of a copy, or for a signature.
+    pub(super) fn waits_for_the_rest(&mut self) -> bool {
+        self.is_unfinished = self.may_be_unfinished();
+        self.is_unfinished
+    }
+
+    /// Ends a scan. The next change begins a new copy if the files of this scan were judged.
+    pub(super) fn end_scan(&mut self) {
+        if self.waits_for.is_empty() {
+            self.waits_since_ms = 0;
+            if self.misses == 0 && !self.is_unfinished {
+                self.unjudged_since = None;
+            }
+        }
     }
 
     /// Returns whether its files changed so lately that one may be in the middle of a copy, or without its
     /// signature.
-    pub(super) fn may_be_unfinished(&self) -> bool {
+    fn may_be_unfinished(&self) -> bool {
         Instant::now() < self.judged_from
     }
 
@@ -249,6 +275,43 @@ mod tests {
         lane.prepare_reload();
         lane.set_read(read(3));
         assert!(!lane.may_be_unfinished(), "a reload judges what it finds");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn n7_a_file_that_keeps_changing_is_judged_in_the_end() {
+        let mut lane = ManagedLane::new(PathBuf::from("prefill.wasm"), None);
+        lane.judges_at_once = false;
+        let mut scan = |content: u8| {
+            lane.set_read(Some(Digest([content; 32])));
+            let waits = lane.waits_for_the_rest();
+            lane.end_scan();
+            waits
+        };
+        for change in 0..25 {
+            // N7.31
+            assert_eq!(scan(change), change != 20, "change {change}, every half second");
+            tokio::time::advance(Duration::from_millis(500)).await;
+        }
+        tokio::time::advance(RESCAN).await;
+        assert!(!scan(24), "it stopped changing");
+        tokio::time::advance(LONGEST_COPY).await;
+        assert!(scan(25), "a later change is another copy");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn n7_a_file_that_comes_and_goes_is_judged_in_the_end() {
+        let mut lane = ManagedLane::new(PathBuf::from("prefill.wasm"), None);
+        lane.judges_at_once = false;
+        for change in 0..=10 {
+            assert!(!lane.may_come_back(true, false));
+            lane.set_read(Some(Digest([change; 32])));
+            // N7.31
+            assert_eq!(lane.waits_for_the_rest(), change < 10, "{change}");
+            lane.end_scan();
+            assert!(lane.may_come_back(false, false));
+            lane.end_scan();
+            tokio::time::advance(RESCAN).await;
+        }
     }
 
     #[test]

@@ -137,6 +137,10 @@ impl ManagedSlot {
         }
         self.access.state().set_shared(spec.shared_state);
         self.spec = spec;
+    }
+
+    /// Lets the next scan refuse at once what may not be whole.
+    pub(super) fn judge_at_once(&mut self) {
         Lane::ALL.into_iter().for_each(|mode| self.lane(mode).judge_at_once());
     }
 
@@ -158,10 +162,7 @@ impl ManagedSlot {
 
     fn scan_lane(&mut self, mode: Lane, builder: &mut ProgramBuilder) -> Option<Change> {
         let change = self.scan_file(mode, builder);
-        let lane = self.lane(mode);
-        if lane.waits_for.is_empty() {
-            lane.waits_since_ms = 0;
-        }
+        self.lane(mode).end_scan();
         change
     }
 
@@ -313,7 +314,7 @@ impl ManagedSlot {
     }
 
     fn refuse(&mut self, mode: Lane, fingerprint: Option<Digest>, refused: &Refused) -> Option<Change> {
-        if refused.is_unfinished() && self.lane(mode).may_be_unfinished() {
+        if refused.is_unfinished() && self.lane(mode).waits_for_the_rest() {
             return None;
         }
         let record = |refused: &Refused| {

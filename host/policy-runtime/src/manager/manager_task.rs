@@ -269,6 +269,10 @@ impl ManagerTask {
                 managed.configure(spec);
             }
         }
+        // As for a reload.
+        if self.can_read_folder() {
+            self.managed.iter_mut().for_each(ManagedSlot::judge_at_once);
+        }
         self.scan()
     }
 
