@@ -213,6 +213,30 @@ test("a receipt shows its sentences, candidates with facts, and what the shadow 
   assert.equal(card.querySelectorAll("img").length, 0);
 });
 
+test("t8 each answer of a shadow is told in words, and beside the slot that decided", () => {
+  const trial = (policy) => ({ policy, generation: 9, agree: 3, disagree: 1, failed: 0, shed: 0 });
+  const slotOf = (slot, model, policy) => ({ slot, model, refusals: [], shadow: trial(policy), canary: null });
+  store.take("slots", { slots: [slotOf("prefill", null, "shared"), slotOf("prefill", "big", "mine"), slotOf("decode-override", null, "planner")], history: [], strays: [], compiling: [] });
+  const told = (shadow, more) => receipts.receiptCard(receipt({ model: "lora-x", slot_model: "big", shadow: { generation: 9, choice: null, agrees: false, ...shadow }, ...more })).textContent;
+  const plan = { slot: "decode-override", slot_model: null, plan: { word: "remote" }, choice: null };
+  for (const [text, shadow, more] of [
+    ["mine would have chosen the same worker.", { answer: "chose", choice: [2, 0], agrees: true }],
+    ["mine would have chosen 1", { answer: "chose", choice: [1, 0] }],
+    ["mine would have refused it with 429.", { answer: "refused", status: 429 }],
+    ["mine would have refused it: its filters dropped every candidate.", { answer: "nobody_left" }],
+    ["mine failed (trap).", { answer: "failed", kind: "trap" }],
+    ["mine abstained.", { answer: "abstained" }],
+    ["planner would have answered remote, the same.", { answer: "chose", plan: "remote", agrees: true }, plan],
+    ["planner would have answered local, another plan.", { answer: "chose", plan: "local" }, plan],
+    ["planner would have refused it with 503.", { answer: "refused", status: 503, plan: "shed" }, plan],
+  ]) {
+    // T8.2
+    assert.ok(told(shadow, more).includes(text), `${text}: ${told(shadow, more)}`);
+  }
+  // T8.4
+  assert.ok(told({ answer: "abstained" }).includes("slot prefill of big") && told({ answer: "abstained" }, { slot_model: null }).includes("shared abstained."), told({ answer: "abstained" }));
+});
+
 test("candidates of which nothing is recorded are one line", () => {
   const card = receipts.receiptCard(receipt({ costs: null, left: null, choice: { row: 1, worker: 2, dp_rank: 0, cost: null }, runner_up: null, stages: [] }));
   assert.ok(card.textContent.includes("3 candidates: 2/0 (chosen), 1/0 (shadow’s choice), 3/0No costs are recorded: POST /v1/route"), card.textContent);
@@ -357,7 +381,7 @@ test("active, canary and shadow are compared side by side", () => {
   const table = (canaries) => lanes.lanesTable(status, [
     lane("active", { decisions: 1000, failed: 10, predicted_hit_rate: 0.5, ttft_ms: times(40), itl_ms: times(8), decisions_by_minute: [900, 60, 30], calls: 9, call_p99_us: 64 }),
     lane("canary", { decisions: canaries, generation: 2, ttft_ms: times(20), itl_ms: times(8.73), decisions_by_minute: [0, 5, 5], sheds: 3, calls: 4 }),
-    lane("shadow", { decisions: 1000, generation: 5, agreement: 0.75, predicted_hit_rate: 0.1 }),
+    lane("shadow", { decisions: 1000, generation: 5, agreement: 0.75, predicted_hit_rate: 0.1, fallbacks: 20 }),
   ]);
   const cellsOf = (shown) => Object.fromEntries(shown.querySelectorAll("tr").map((one) => { const [name, ...rest] = one.children.map((cell) => cell.textContent); return [name, rest]; }));
   const shown = table(100), cells = cellsOf(shown), heads = shown.querySelectorAll("th").map((one) => one.textContent);
@@ -370,6 +394,8 @@ test("active, canary and shadow are compared side by side", () => {
   assert.deepEqual(cells["ITL p50"], ["8.0 ms", "8.7 ms", "–"], "one step of the histogram");
   assert.deepEqual(cells["predicted hits"], ["50 %", "–", "10 %−40"]);
   assert.deepEqual(cells.agreement, ["–", "–", "75 %"]);
+  // T8.1
+  assert.match(cells.fallbacks[2], /^2.00 %/);
   assert.deepEqual(cells["call p99"], ["under 64 µs", "over 250 ms", "–"]);
   assert.deepEqual(shown.querySelectorAll("button").map((one) => one.textContent).filter((text) => text.endsWith("…")), ["Roll back …", "Promote …", "End …", "Promote …", "End …"]);
   store.take("hello", { may_change: false });
@@ -563,6 +589,10 @@ test("m6 a share of few legs is no alarm anywhere, and a worker that is out has 
   const [all] = store.store.workers, recorded = [];
   // M6.7: one session on one of two workers.
   assert.deepEqual([store.notable()[0].worker.id, worker.judgement(all, recorded).textContent.includes("look whether others could take its legs")], ["1", true]);
+  const answers = [["chose", true], ["chose", false], ["refused", false], ["nobody_left", false], ["failed", false]];
+  const asked = answers.map(([answer, agrees], place) => decision(`${place}`, { shadow: { generation: 2, answer, agrees, choice: null } }));
+  // T8.2
+  assert.ok(worker.judgement(all, asked).textContent.includes("The shadow would have sent 20 % of these legs elsewhere; it would have refused 40 %, and it failed in 20 %."), worker.judgement(all, asked).textContent);
   takeFleet([row("1", { legs: 40, out: "paused", reason: "its engine refused a request: too many requests (429)" }), row("2", { legs: 40 })]);
   const [paused] = store.store.workers;
   // M6.7

@@ -24,7 +24,7 @@ const ROWS = [
   [() => "ITL p99", (lane) => lane.itl_ms?.p99, millis, false],
   [tip.bind(null, "hit", "predicted hits"), (lane) => lane.predicted_hit_rate, (value) => percent(value), true],
   [tip.bind(null, "agree", "agreement"), (lane) => (lane.lane === "shadow" ? lane.agreement : null), (value) => percent(value)],
-  [tip.bind(null, "fallback", "fallbacks"), (lane) => (lane.decisions && lane.lane !== "shadow" ? lane.fallbacks / lane.decisions : null), (value) => percent(value, 2), false],
+  [tip.bind(null, "fallback", "fallbacks"), (lane) => (lane.decisions ? lane.fallbacks / lane.decisions : null), (value) => percent(value, 2), false],
   [tip.bind(null, "shed", "refused by it"), (lane) => lane.sheds, number],
   [tip.bind(null, "call", "call p99"), (lane) => lane.call_p99_us, null],
 ];

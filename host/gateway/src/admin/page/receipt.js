@@ -166,7 +166,7 @@ function said({ sentences = [], candidates: all, candidates_text: texts }) {
 
 /** The card of a receipt. */
 export function receiptCard(receipt) {
-  const slot = { slot: receipt.slot, model: store.slots.slots.find((one) => one.slot === receipt.slot && one.model === receipt.model)?.model ?? null };
+  const slot = { slot: receipt.slot, model: receipt.slot_model ?? null };
   const status = store.slots.slots.find((one) => sameSlot(one, slot));
   const title = receipt.plan ? "Plan" : `${TITLES[receipt.leg]}${receipt.attempt ? `, attempt ${receipt.attempt + 1}` : ""}`;
   const rows = candidates(receipt);
@@ -191,9 +191,12 @@ function others(receipt, status, slot) {
     const asked = status?.shadow ? status.shadow.agree + status.shadow.disagree + status.shadow.failed + status.shadow.shed : 0;
     const rate = asked ? link(slotHref(slot), `it agrees in ${percent(status.shadow.agree / asked)} of its decisions`) : "";
     const cost = dearer(receipt, worker, rank);
+    const said = (text) => line("shadow", `shadow @${shadow.generation}`, `${policy}${text}`);
     const none = { refused: `would have refused it with ${shadow.status}.`, nobody_left: "would have refused it: its filters dropped every candidate.", failed: `failed (${shadow.kind}).`, abstained: "abstained." };
-    if (worker === undefined) line("shadow", `shadow @${shadow.generation}`, `${policy}${none[shadow.answer] ?? "would have chosen nobody."}`);
-    else if (shadow.agrees) line("shadow", `shadow @${shadow.generation}`, `${policy}would have chosen the same worker.`);
+    if (none[shadow.answer]) said(none[shadow.answer]);
+    else if (shadow.plan) said(`would have answered ${shadow.plan}, ${shadow.agrees ? "the same" : "another plan"}.`);
+    else if (worker === undefined) said("would have chosen no worker.");
+    else if (shadow.agrees) said("would have chosen the same worker.");
     else line("shadow", `shadow @${shadow.generation}`, `${policy}would have chosen `, make("b", null, rankName(worker, Number(rank))), cost, ". Whether that would have been faster is not known", rate ? "; " : "", rate, ".");
   }
   if (status?.canary && receipt.mode === "active") line("canary", `canary @${status.canary.generation}`, "was not asked: this request is in the active lane.");

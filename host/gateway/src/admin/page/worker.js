@@ -133,14 +133,23 @@ function reasons(row, recorded) {
     make("p.mt", null, `Of the latest ${number(recorded.length)} ${row.role} decisions for it, since ${minute(first)}.`));
 }
 
+/** What a shadow would have done with legs of which it was asked. */
+function shadowText(shadows) {
+  const sends = shadows.filter(({ answer, agrees }) => answer === "chose" && !agrees);
+  const others = [["refused", "refused", "nobody_left"], ["abstained", "abstained"], ["failed", "failed"]]
+    .map(([word, ...answers]) => [word, shadows.filter(({ answer }) => answers.includes(answer)).length]).filter(([, count]) => count);
+  const rest = others.map(([word, count]) => (word === "refused" ? `would have refused ${share(count, shadows.length)}` : `${word} in ${share(count, shadows.length)}`));
+  return `The shadow would have sent ${share(sends.length, shadows.length)} of these legs elsewhere${rest.length ? `; it ${rest.join(", and it ")}` : ""}.`;
+}
+
 export function judgement(row, recorded) {
   const lines = [];
   if (row.peers > 1 && row.hasShare) lines.push(`${takes(row, true)}${isSkewed(row) ? ": look whether others could take its legs." : ", which is nothing unusual."}`);
   const known = recorded.filter((one) => hasCost(one) && typeof one.runner_up?.cost === "number");
   const close = known.filter(({ choice, runner_up: second }) => second.cost - choice.cost <= CLOSE * Math.abs(choice.cost));
   if (known.length) lines.push(`In ${number(close.length)} of ${number(known.length)} decisions with costs the runner-up was at most 5\u00a0% dearer.`);
-  const asked = recorded.filter(({ shadow }) => shadow), other = asked.filter(({ shadow }) => !shadow.agrees);
-  if (asked.length) lines.push(`The shadow would have sent ${share(other.length, asked.length)} of these legs elsewhere.`);
+  const asked = recorded.filter(({ shadow }) => shadow);
+  if (asked.length) lines.push(shadowText(asked.map(({ shadow }) => shadow)));
   const all = recorded.map(({ outcome }) => outcome?.ttft_ms).filter((value) => value !== null && value !== undefined).sort((a, b) => a - b);
   if (all.length && store.stats?.ttft_p50_ms) lines.push(`The median TTFT of the latest requests through it is ${millis(all[Math.floor(all.length / 2)])}; that of all requests in the last minute is ${millis(store.stats.ttft_p50_ms)}.`);
   const slots = [...new Set(recorded.map((one) => one.slot))];
