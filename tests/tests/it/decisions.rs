@@ -270,7 +270,7 @@ async fn filters_narrow_the_list_pages_go_back_in_time_and_a_wrong_filter_is_nam
             (
                 400,
                 json!(
-                    "unknown filter `colour`: expected limit, before, model, leg, slot, worker, policy, generation, decider, code, min_ttft_ms, request_id, lane, ended, failed or short"
+                    "unknown filter `colour`: expected limit, before, model, leg, slot, slot_model, worker, policy, generation, decider, code, min_ttft_ms, request_id, lane, ended, failed or short"
                 )
             )
         );

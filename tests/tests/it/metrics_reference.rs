@@ -326,13 +326,17 @@ fn m5_every_metric_and_label_of_rules_and_dashboard_was_scraped() {
 }
 
 /// Counters of faults that no rule looks at, with the reason.
-const WITHOUT_RULE: [(&str, &str); 6] = [
+const WITHOUT_RULE: [(&str, &str); 7] = [
     ("pointsman_ext_proc_picks_total", "a refusal is the answer to a request, which PointsmanErrors counts"),
     (
         "pointsman_index_dropped_total",
         "it makes predictions worse, which PointsmanCachePredictionOff looks at",
     ),
     ("pointsman_poison_requests_total", "a fault of a client or of the engines, which the log names"),
+    (
+        "pointsman_policy_shadow_total",
+        "what a shadow would refuse is a result of the trial, and no request fails",
+    ),
     (
         "pointsman_replicas_dropped_total",
         "routing knows the load of other gateways less well, and no request fails",
