@@ -26,7 +26,7 @@ const BURST_OF_KNOWN: u32 = 2;
 const KNOWN_FOR: Duration = Duration::from_secs(60);
 /// Number of names that are known. Above it, all others count as known, too.
 const MAX_KNOWN: usize = 1_000;
-/// Longest wait for a reading.
+/// Longest wait of a request, and longest time of a reading.
 const WAIT: Duration = Duration::from_secs(1);
 /// How often a request looks whether all engines were read.
 const LOOK: Duration = Duration::from_millis(20);
@@ -56,6 +56,7 @@ impl Registry {
     /// waits until they were or `is_found` holds. Workers with configured models are not read.
     pub async fn reread_models(&self, model: &ModelName, is_found: impl Fn(&Snapshot) -> bool) {
         let came = Instant::now();
+        let until = came + WAIT;
         let mut seen = None;
         // One that began before may have missed what was loaded since.
         while let Some((begun, workers)) = self.join_reading(model) {
@@ -65,10 +66,14 @@ impl Registry {
                     return;
                 }
                 drop(snapshot);
+                let now = Instant::now();
+                if now >= until {
+                    return;
+                }
                 if !is_running(begun, &workers) {
                     break;
                 }
-                tokio::time::sleep(LOOK).await;
+                tokio::time::sleep_until(until.min(now + LOOK)).await;
             }
             if begun >= came {
                 return;
@@ -209,5 +214,21 @@ mod tests {
             // B5.16
             assert_eq!(readings(&all, ["a", "b", "c", "d", "e"]).await, expected, "{workers}");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn b5_a_request_waits_no_longer_where_an_engine_does_not_answer() {
+        let one = registry(1);
+        one.snapshot().workers()[0].set_health(Health::Healthy);
+        let wait = async |model: &str, after: u64| {
+            tokio::time::sleep(Duration::from_millis(after)).await;
+            let came = Instant::now();
+            one.reread_models(&ModelName::new(model), |_| false).await;
+            came.elapsed()
+        };
+        // The others come while the reading of the first one runs.
+        let waits = tokio::join!(wait("a", 0), wait("b", 10), wait("c", 500));
+        // B5.16
+        assert_eq!(waits, (WAIT, WAIT, WAIT));
     }
 }
