@@ -40,7 +40,6 @@ type Unread = (Weak<Worker>, u32);
 #[derive(Debug)]
 pub(super) struct Reread {
     begun: Instant,
-    pause: Duration,
     /// When the next one were due if each had waited for its pause.
     due: Instant,
     /// The pause for requests that are served without a reading, while the snapshot is that of `version`.
@@ -82,14 +81,16 @@ impl Registry {
     }
 
     /// Has the models of all engines read again, for a request that is served without waiting for it. While
-    /// the readings change nothing, each comes after twice the time.
+    /// the readings change nothing, each comes after twice the time. It takes no token that requests which wait
+    /// could need: the bucket has to be full.
     pub fn reread_models_later(&self) {
         // Never waits: another request begins a reading then.
         let Some(mut reread) = self.reread.try_lock() else { return };
         let snapshot = self.snapshot();
         let is_due = |last: &Reread| {
-            let pause = if last.version == snapshot.version { last.patient_pause } else { last.pause };
-            Instant::now() >= last.begun + pause
+            let now = Instant::now();
+            let was_patient = last.version != snapshot.version || now >= last.begun + last.patient_pause;
+            was_patient && now >= last.due
         };
         if reread.as_ref().is_none_or(is_due) {
             *reread = Some(Reread::begin(&snapshot, reread.take()));
@@ -146,7 +147,7 @@ impl Reread {
         let (begun, version, workers) = (Instant::now(), snapshot.version, workers.into());
         let (due, mut known) = last.map_or((begun, HashMap::new()), |last| (last.due, last.known));
         known.retain(|_, asked| *asked + KNOWN_FOR > begun);
-        Self { begun, pause, due: due.max(begun) + pause, patient_pause, version, workers, known }
+        Self { begun, due: due.max(begun) + pause, patient_pause, version, workers, known }
     }
 
     fn reading(&self) -> (Instant, Arc<[Unread]>) {
@@ -230,5 +231,24 @@ mod tests {
         let waits = tokio::join!(wait("a", 0), wait("b", 10), wait("c", 500));
         // B5.16
         assert_eq!(waits, (WAIT, WAIT, WAIT));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn b5_readings_for_later_take_none_from_requests_that_wait() {
+        let one = registry(1);
+        let joining = WorkerSpec::parse_flag("id=9,role=aggregated,engine=vllm,url=http://a:9").unwrap();
+        assert_eq!(readings(&one, ["a", "b", "c", "d", "e"]).await, 4);
+        let mut began = 0;
+        for second in 0..60 {
+            // The snapshot changes, so that the time between readings for later does not grow.
+            one.upsert(joining.clone());
+            one.reread_models_later();
+            tokio::time::advance(PAUSE / 4).await;
+            one.remove(joining.id);
+            began += readings(&one, [format!("new {second}").as_str()]).await;
+            tokio::time::advance(PAUSE / 4).await;
+        }
+        // B5.23: one in 2 s, after those that were ahead of their time
+        assert_eq!(began, 29);
     }
 }
