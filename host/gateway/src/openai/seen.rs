@@ -64,6 +64,8 @@ struct Counts {
     input_tokens: Option<u32>,
     output_tokens: Option<u32>,
     total_tokens: Option<u32>,
+    /// Of an item of a list: others have it in the details.
+    cached_tokens: Option<u32>,
     cache_read_input_tokens: Option<u32>,
     cache_creation_input_tokens: Option<u32>,
     prompt_tokens_details: Option<Details>,
@@ -268,7 +270,7 @@ impl Counts {
         Some(Usage {
             prompt_tokens: prompt_tokens.unwrap_or(0),
             completion_tokens,
-            cached_tokens: self.cache_read_input_tokens.or(details.cached_tokens),
+            cached_tokens: self.cache_read_input_tokens.or(self.cached_tokens).or(details.cached_tokens),
         })
     }
 }
@@ -280,14 +282,17 @@ struct Item {
     meta_info: Option<Counts>,
 }
 
-/// Returns the usage of a list, if each item has one.
+/// Returns the usage of a list, if each item has one: the sums of their numbers.
 fn usage_of_items(body: &[u8]) -> Option<Usage> {
     let items: Vec<Item> = serde_json::from_slice(body).ok()?;
     let usages: Option<Vec<Usage>> = items.into_iter().map(|item| item.meta_info?.usage()).collect();
+    let either = |left: Option<u32>, right: Option<u32>| {
+        left.or(right).map(|_| left.unwrap_or(0).saturating_add(right.unwrap_or(0)))
+    };
     let add = |sum: Usage, one: Usage| Usage {
         prompt_tokens: sum.prompt_tokens.saturating_add(one.prompt_tokens),
-        completion_tokens: sum.completion_tokens.or(one.completion_tokens),
-        cached_tokens: sum.cached_tokens.or(one.cached_tokens),
+        completion_tokens: either(sum.completion_tokens, one.completion_tokens),
+        cached_tokens: either(sum.cached_tokens, one.cached_tokens),
     };
     usages?.into_iter().reduce(add)
 }
@@ -402,5 +407,22 @@ mod tests {
         let read = usage(r#"{"output_tokens":2,"total_tokens":6}"#).unwrap();
         // L1.13
         assert_eq!((read.prompt_tokens, read.completion_tokens), (4, Some(2)));
+    }
+
+    #[test]
+    fn l1_the_usage_of_a_list_is_the_sum_of_that_of_its_items() {
+        let item = |counts: &str| format!(r#"{{"index":0,"score":1.0,"meta_info":{{{counts}}}}}"#);
+        let usage = |items: &[String]| {
+            in_whole_answer(false, format!("[{}]", items.join(",")).as_bytes()).usage.unwrap()
+        };
+        let all = r#""prompt_tokens":400,"completion_tokens":1,"cached_tokens":300"#;
+        let some = r#""prompt_tokens":200,"cached_tokens":100"#;
+        let sums = Usage { prompt_tokens: 1_000, completion_tokens: Some(2), cached_tokens: Some(700) };
+        // L1.13
+        assert_eq!(usage(&[item(all), item(some), item(all)]), sums);
+        let prompt = item(r#""prompt_tokens":5"#);
+        let only = Usage { prompt_tokens: 10, completion_tokens: None, cached_tokens: None };
+        // L1.13
+        assert_eq!(usage(&[prompt.clone(), prompt]), only);
     }
 }
