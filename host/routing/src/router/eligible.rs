@@ -180,6 +180,10 @@ fn pinned_row(
         return Err(RouteError::NotEligible(worker, reason));
     }
     if query.tried.iter().any(|(tried, _)| *tried == worker) {
+        if query.continues {
+            let reason = format!("worker {worker}, which has what the request continues, failed it");
+            return Err(none_left(query, &reason));
+        }
         let text = format!("worker {worker}, to which the request pins the {} leg, failed it", query.leg);
         return Err(RouteError::NoWorker { leg: query.leg, text });
     }

@@ -496,6 +496,14 @@ fn i12_the_worker_of_what_a_request_continues_is_one_that_the_client_did_not_cho
     assert_eq!(holder.ineligible(), Some(Ineligible::Failing));
     // I12.13: the only worker is tried, as another would be
     assert_eq!(continuing(4).unwrap().receipt.worker, WorkerId(4));
+    let failed = fixture.route(Leg::Decode, |query| {
+        (query.pin, query.continues) = (Some((WorkerId(4), None)), true);
+        query.tried = &[(WorkerId(4), DpRank(0))];
+    });
+    let text =
+        "no worker can serve 'm': worker 4, which has what the request continues, failed it".to_owned();
+    // I12.13
+    assert_eq!(failed.unwrap_err(), RouteError::NoWorker { leg: Leg::Decode, text });
     let text = "no worker can serve 'm': the worker that had what the request continues has left".to_owned();
     // I12.13
     assert_eq!(continuing(99).unwrap_err(), RouteError::NoWorker { leg: Leg::Decode, text });
