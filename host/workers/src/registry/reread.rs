@@ -40,7 +40,7 @@ type Unread = (Weak<Worker>, u32);
 #[derive(Debug)]
 pub(super) struct Reread {
     begun: Instant,
-    /// When the next one were due if each had waited for its pause.
+    /// When the token bucket is full again.
     due: Instant,
     /// The pause for requests that are served without a reading, while the snapshot is that of `version`.
     patient_pause: Duration,
@@ -120,7 +120,7 @@ impl Registry {
     }
 }
 
-/// Returns whether a reading of workers is waited for.
+/// Returns whether requests still wait for this reading.
 fn is_running(begun: Instant, workers: &[Unread]) -> bool {
     let is_unread = |(worker, before): &Unread| {
         let unread =

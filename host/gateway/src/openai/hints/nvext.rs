@@ -189,7 +189,7 @@ fn of_nvext(body: &JsonBody, annotations: &[String]) -> Option<Vec<String>> {
     Some(ignored.into_iter().collect())
 }
 
-/// Returns the warning about priorities that Dynamo also gives to engines.
+/// Returns the warning that these priorities order only the queue.
 fn of_priority(headers: &HeaderMap, body: &JsonBody) -> Option<String> {
     let is_sent = |object: &JsonBody| object.get("priority").is_some_and(|priority| priority != "null");
     let ext = body.object("nvext").and_then(Result::ok);
