@@ -81,8 +81,8 @@ impl Registry {
     }
 
     /// Has the models of all engines read again, for a request that is served without waiting for it. While
-    /// the readings change nothing, each comes after twice the time. It takes no token that requests which wait
-    /// could need: the bucket has to be full.
+    /// the readings change nothing, each comes after twice the time. It begins only while the token bucket is
+    /// full: the other tokens are left for requests that wait.
     pub fn reread_models_later(&self) {
         // Never waits: another request begins a reading then.
         let Some(mut reread) = self.reread.try_lock() else { return };
