@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
-use pointsman_embedded_policies::FORMULA;
+use pointsman_embedded_policies::{FORMULA, KV_AWARE};
 use pointsman_gateway::config::Config;
 use pointsman_policy_runtime::{Access, Capacity, Limits, PolicyEngine, compile};
 use pointsman_policy_tools::replay::{RankBy, Share, replay};
 use pointsman_routing::Origin;
 use pointsman_sim::{Dialect, Role};
+use pointsman_test_guests::{ROGUE_PLANNER, scripted};
 use pointsman_tests::{TestCluster, TestClusterBuilder};
 use serde_json::{Value, json};
 
@@ -74,6 +75,88 @@ async fn t8_the_requests_that_a_shadow_would_have_refused_are_counted_and_told()
     let told = one["sentences"].to_string();
     // T8.2
     assert!(told.contains("would have refused it with 429"), "{told}");
+}
+
+const PAIR: &str = r#"
+[policies.slots.prefill]
+builtin = "least-loaded"
+shadow = { builtin = "kv-aware" }
+[policies.slots.decode-override]
+builtin = "conditional-disagg"
+"#;
+
+/// Installs a policy file.
+async fn put(cluster: &TestCluster, file: &str, policy: &[u8]) {
+    cluster.drop_policy(file, policy).unwrap();
+    assert_eq!(cluster.admin.post("/policies/reload", &[], "").await.unwrap().status, 200);
+}
+
+/// Returns these figures of the shadow in the summary.
+async fn of_shadow<const N: usize>(cluster: &TestCluster, slot: &str, figures: [&str; N]) -> [Value; N] {
+    let summary = get(cluster, "/decisions/summary").await;
+    let slots = summary["slots"].as_array().unwrap();
+    let lanes = &slots.iter().find(|one| one["slot"] == slot).unwrap()["lanes"];
+    let shadow = lanes.as_array().unwrap().iter().find(|lane| lane["lane"] == "shadow").unwrap();
+    figures.map(|key| shadow[key].clone())
+}
+
+#[tokio::test]
+async fn t8_the_summary_has_the_shadows_of_overrides_and_those_beside_newer_generations() {
+    let more: Config = toml::from_str(PAIR).unwrap();
+    let cluster = TestClusterBuilder::new()
+        .config(|config| {
+            config.policies.slots = more.policies.slots;
+            config.policies.probation_calls = 0;
+        })
+        .sim(Dialect::Vllm, Role::Prefill)
+        .sim(Dialect::Vllm, Role::Decode)
+        .start()
+        .await
+        .unwrap();
+    let counts = ["decisions", "compared", "agreed", "sheds", "fallbacks"];
+    put(&cluster, "decode-override.shadow.wasm", &scripted(ROGUE_PLANNER, "shed-429 0")).await;
+    for _ in 0..3 {
+        ask(&cluster).await;
+    }
+    cluster.at_rest().await.unwrap();
+    // T8.1
+    assert_eq!(of_shadow(&cluster, "decode-override", counts).await, [3, 3, 0, 3, 0].map(Value::from));
+    put(&cluster, "decode-override.wasm", &scripted(ROGUE_PLANNER, "shed-429 0")).await;
+    let body = json!({"model": "tiny", "messages": [{"role": "user", "content": "hello"}]});
+    let reply = cluster.client.post("/v1/chat/completions", &[], body.to_string()).await.unwrap();
+    assert_eq!(reply.status, 429, "{reply:?}");
+    cluster.at_rest().await.unwrap();
+    // T8.1: the active lane refused it, too.
+    assert_eq!(of_shadow(&cluster, "decode-override", counts).await, [1, 1, 1, 0, 0].map(Value::from));
+    // Calls before the first failure are good: it is tried when it is installed.
+    put(&cluster, "decode-override.wasm", &scripted(ROGUE_PLANNER, "remote 0")).await;
+    put(&cluster, "decode-override.shadow.wasm", &scripted(ROGUE_PLANNER, "error 20")).await;
+    let mut asked = 0;
+    let [failed, compared, agreed, decisions] = loop {
+        ask(&cluster).await;
+        cluster.at_rest().await.unwrap();
+        let figures = ["fallbacks", "compared", "agreed", "decisions"];
+        let counts = of_shadow(&cluster, "decode-override", figures).await;
+        let counts = counts.map(|count| count.as_u64().unwrap());
+        if counts[0] > 0 {
+            break counts;
+        }
+        asked += 1;
+        assert!(asked < 400, "its calls do not fail");
+    };
+    // T8.1, I9.3
+    assert_eq!((failed, compared, agreed), (1, decisions, decisions - 1));
+    let [before] = of_shadow(&cluster, "prefill", ["generation"]).await;
+    put(&cluster, "prefill.wasm", KV_AWARE).await;
+    assert_eq!(of_shadow(&cluster, "prefill", ["decisions"]).await, [json!(0)]);
+    ask(&cluster).await;
+    cluster.at_rest().await.unwrap();
+    // T8.1, I9.4
+    assert_eq!(
+        of_shadow(&cluster, "prefill", ["decisions", "generation"]).await,
+        [json!(1), before],
+        "the active generation is newer than the shadow"
+    );
 }
 
 const TWO_RULES: &str = r#"

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use super::refuse::invalid;
 use crate::{
     state::State,
-    telemetry::decision_stats::{Count, DecisionStats, LaneSum, MAX_MINUTES},
+    telemetry::decision_stats::{Count, DecisionStats, LaneSum, MAX_MINUTES, compared_generation},
 };
 
 /// The query string.
@@ -70,8 +70,13 @@ impl SlotSummary {
         };
         let lanes = Lane::ALL.into_iter().filter_map(|lane| {
             let runs = of_lane(lane);
-            let decides = (lane, runs.map(|runs| runs.generation));
-            let (sum, generation) = stats.sum(slot.model(), slot.kind(), decides, minutes);
+            let own = runs.map(|runs| runs.generation);
+            let counted = match lane {
+                Lane::Shadow => own.map(|own| compared_generation(own, snapshot.active.generation)),
+                Lane::Active | Lane::Canary => own,
+            };
+            let (sum, last) = stats.sum(slot.model(), slot.kind(), (lane, counted), minutes);
+            let generation = own.or(last);
             let runs_or_ran = runs.is_some() || sum.count(Count::Decisions) > 0;
             runs_or_ran.then(|| describe((lane, generation), runs, &sum, slot.stats(lane)))
         });

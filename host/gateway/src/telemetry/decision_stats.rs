@@ -55,7 +55,7 @@ pub(crate) enum Count {
     Decisions,
     Fallbacks,
     Sheds,
-    /// Decisions for which a shadow decided, too, and those in which the shadow made the same choice.
+    /// Decisions for which a shadow was asked, too, and those in which the shadow made the same choice.
     Compared,
     Agreed,
     /// Prompt blocks of the decisions for which the index was searched, and the blocks expected to be cached.
@@ -95,6 +95,13 @@ impl Decided {
             ..Self::default()
         }
     }
+}
+
+/// Returns the generation by which a shadow's decisions are counted. They are compared with those of one active
+/// generation.
+#[must_use]
+pub(crate) fn compared_generation(shadow: Generation, active: Generation) -> Generation {
+    shadow.max(active)
 }
 
 impl DecisionStats {

@@ -1,14 +1,16 @@
 //! Reports a request that ended to its decisions, to policies that learn, and to the histograms of lengths.
 
 use pointsman_routing::{
-    DecisionSource, Lane, ObservedOutcome, Outcome as Recorded, ProgramSummary, Receipt, ShadowAnswer,
-    ShadowResult, SlotKind,
+    DecisionSource, Lane, ObservedOutcome, Outcome as Recorded, ProgramSummary, Receipt, SlotKind,
 };
 use pointsman_workers::{Leg, unix_ms};
 use tokio::time::Duration;
 
 use super::Account;
-use crate::telemetry::{decision_stats::Decided, metrics::SourceLabels};
+use crate::telemetry::{
+    decision_stats::{Decided, compared_generation},
+    metrics::SourceLabels,
+};
 
 impl Account {
     /// Reports the end of the request, which took so long, to the record of decisions, to policies that
@@ -128,8 +130,7 @@ impl Account {
             if let Some(shadow) = shadow {
                 let blocks = shadow.cached_blocks.map(blocks);
                 let decided = Decided { blocks, ..Decided::by_shadow(shadow) };
-                // It is compared with one active generation.
-                let generation = shadow.generation.max(receipt.generation);
+                let generation = compared_generation(shadow.generation, receipt.generation);
                 stats.note(models, receipt.slot, (Lane::Shadow, generation), &decided);
             }
         }
@@ -140,15 +141,16 @@ impl Account {
         }
         if let Some(decided) = self.decode_override.as_ref().and_then(|decided| decided.entry.as_ref()) {
             let shadow = decided.shadow.as_ref().filter(|_| decided.lane == Lane::Active);
-            let has_answered = |shadow: &&ShadowResult| !matches!(shadow.answer, ShadowAnswer::Failed { .. });
-            let agrees = shadow.filter(has_answered).map(|shadow| shadow.agrees);
+            let agrees = shadow.map(|shadow| shadow.agrees);
             let (by_fallback, is_shed) = (decided.fallback.is_some(), decided.verdict == "shed");
             let own = Decided { by_fallback, is_shed, agrees, ..Decided::default() };
             let generation = decided.generation;
             stats.note(models, SlotKind::DecodeOverride, (decided.lane, generation), &own);
             if let Some(shadow) = shadow {
-                let shadow = Decided { agrees, ..Decided::by_shadow(shadow) };
-                stats.note(models, SlotKind::DecodeOverride, (Lane::Shadow, generation), &shadow);
+                let by_shadow = Decided::by_shadow(shadow);
+                let by_shadow = Decided { is_shed: by_shadow.is_shed && !is_shed, ..by_shadow };
+                let generation = compared_generation(shadow.generation, generation);
+                stats.note(models, SlotKind::DecodeOverride, (Lane::Shadow, generation), &by_shadow);
             }
         }
     }
