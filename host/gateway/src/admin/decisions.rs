@@ -292,6 +292,22 @@ mod tests {
     }
 
     #[test]
+    fn o4_the_document_has_the_filters_of_decisions() {
+        let problem = Filter::parse("no-filter=1").unwrap_err();
+        let (_, names) = problem.split_once("expected ").unwrap();
+        let names = names.replace(" or ", ", ");
+        let known: Vec<&str> = names.split(", ").collect();
+        let document: Value = serde_json::from_str(crate::openapi::ADMIN).unwrap();
+        for (path, others) in [("/decisions", &[][..]), ("/decisions/export", &["short"][..])] {
+            let listed = document["paths"][path]["get"]["parameters"].as_array().unwrap();
+            let listed: Vec<&str> = listed.iter().map(|one| one["name"].as_str().unwrap()).collect();
+            let expected: Vec<&str> = known.iter().copied().filter(|name| !others.contains(name)).collect();
+            // O4.4
+            assert_eq!(listed, expected, "{path}");
+        }
+    }
+
+    #[test]
     fn a_filter_that_makes_no_sense_is_named() {
         let cases = [
             ("limit=many", "limit: `many` is not a valid value"),
