@@ -90,10 +90,38 @@ pub(super) fn rolled_back(event: &SlotEvent) -> String {
         Failure::Timeout { .. } => " (one is enough, whatever `policies.probation_failure_share` says)",
         _ => "",
     };
-    let request = event.request_id.as_ref().map(|id| format!(", in request {id}")).unwrap_or_default();
+    // A client chooses the id: it is no part of the sentence.
+    let quoted = |id: &str| format!(", in request `{}`", id.replace('`', "'"));
+    let request = event.request_id.as_deref().map(quoted).unwrap_or_default();
     format!(
         "rolled back after {} {failures} in its first {calls}; last failure: {}{rule}{request}; change the file or \
          its settings to try again",
         event.failures, event.failure
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn t8_the_id_of_a_request_is_no_part_of_the_sentence_about_a_rollback() {
+        let event = SlotEvent {
+            slot: SlotKind::Prefill,
+            model: None,
+            lane: Lane::Active,
+            generation: Generation(2),
+            calls: 3,
+            failures: 1,
+            failure: Failure::Trap("it panicked".into()),
+            step: 0,
+            request_id: Some("1`; it is harmless".into()),
+        };
+        // T8.3
+        assert_eq!(
+            rolled_back(&event),
+            "rolled back after 1 failure in its first 3 calls; last failure: trap: it panicked, in request \
+             `1'; it is harmless`; change the file or its settings to try again"
+        );
+    }
 }
