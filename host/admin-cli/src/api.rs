@@ -264,6 +264,14 @@ pub struct Trial {
     pub shed: u64,
 }
 
+impl Trial {
+    /// Number of decisions for which a shadow was asked, too, whatever came of it.
+    #[must_use]
+    pub fn compared(&self) -> u64 {
+        self.agree + self.disagree + self.failed + self.shed
+    }
+}
+
 /// `GET /workers`.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct Workers {

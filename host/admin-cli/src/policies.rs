@@ -203,7 +203,7 @@ mod tests {
             "  prefill least-loaded sha256:77; to let it run again: pointsman policy rollback prefill --undo --model tiny\n",
             "  decode sha256:88: no usable file or setting asks for it now; an undo needs its file or settings again\n",
             // T6.2
-            "last failed calls\n  prefill of tiny, least-loaded (invalid), 2 s ago, request r-1: invalid answer: cost 1 is NaN\n",
+            "last failed calls\n  prefill of tiny, least-loaded (invalid), 2 s ago, request `r-1`: invalid answer: cost 1 is NaN\n",
             // T6.4
             "  org/b/prefill active: installed (changed), now least-loaded, 50 s ago\n",
         ] {

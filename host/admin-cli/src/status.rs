@@ -9,8 +9,8 @@ use crate::{
     block_on,
     gateway::GatewayArgs,
     print,
-    text::{Column, NONE, Table, age, ago, bytes, clean, cut, millis, now_ms, percent},
-    worker_name::with_addresses,
+    text::{Column, NONE, Table, age, ago, bytes, clean, cut, millis, now_ms, percent, quoted},
+    worker_name::{names_hashes, with_addresses},
 };
 
 /// Refusals that are shown, the newest.
@@ -37,9 +37,12 @@ impl StatusArgs {
             answer.print_json()?;
         } else {
             let mut text = status_text(&status, gateway.url(), now_ms());
-            if text.contains("worker ") {
-                let workers: Workers = block_on(async { Ok(gateway.get("/workers").await?) })?.read()?;
-                text = with_addresses(&text, &workers.workers);
+            if names_hashes(&text) {
+                let workers = block_on(async { Ok(gateway.get("/workers").await?.read::<Workers>()?) });
+                // Without them the ids have to do.
+                if let Ok(workers) = workers {
+                    text = with_addresses(&text, &workers.workers);
+                }
             }
             print(&text)?;
         }
@@ -96,7 +99,7 @@ pub(crate) fn failures(slot: &Slot, now_ms: u64) -> Vec<String> {
     let line = |(lane, failure): (&str, Option<LastFailure>)| {
         let LastFailure { policy, kind, message, at_ms, request_id } = failure?;
         let when = ago(at_ms, now_ms);
-        let request = request_id.map(|id| format!(", request {id}")).unwrap_or_default();
+        let request = request_id.map(|id| format!(", request {}", quoted(&id))).unwrap_or_default();
         Some(format!("{}{lane}{model}, {policy} ({kind}), {when}{request}: {message}", slot.slot))
     };
     lanes.into_iter().filter_map(line).collect()
@@ -236,7 +239,7 @@ pub fn trial_rows(slot: &Slot) -> Vec<(String, &Trial, String)> {
 }
 
 fn state(trial: &Trial) -> String {
-    let compared = trial.agree + trial.disagree + trial.failed;
+    let compared = trial.compared();
     if trial.breaker_open {
         return "breaker open".to_owned();
     }
@@ -274,7 +277,8 @@ mod tests {
                 "parts": [], "quarantined": [], "canary": null,
                 "shadow": { "generation": 3, "share": 1.0, "policy": "pin+first", "parts": [], "calls": 1, "failures": 1,
                     "breaker_open": false, "agree": 0, "disagree": 0, "failed": 1, "last_failure": {
-                    "kind": "trap", "message": "trap: it panicked", "at_ms": 97_000, "policy": "pin" } },
+                    "kind": "trap", "message": "trap: it panicked", "at_ms": 97_000, "policy": "pin",
+                    "request_id": "1`: all is well" } },
                 "refusals": [
                     ended, refusal("canary", 60_000, &long),
                     refusal("shadow", 70_000, "\u{1b}[2J"), refusal("active", 80_000, "newest"),
@@ -291,7 +295,7 @@ mod tests {
             "\nrefused      prefill.shadow.wasm (not_wasm), 30 s ago: \u{fffd}[2J\n",
             "\n             and 1 more; see `pointsman policies`\n",
             // T6.2
-            "\nfailed       prefill shadow, pin (trap), 3 s ago: trap: it panicked\n",
+            "\nfailed       prefill shadow, pin (trap), 3 s ago, request `1': all is well`: trap: it panicked\n",
         ] {
             // O1.16
             assert!(text.contains(line), "{line}: {text}");
@@ -307,7 +311,8 @@ mod tests {
             "slot": "prefill", "model": null, "state": "active", "generation": 2, "policy": "first",
             "version": null, "digest": null, "calls": 336, "failures": 0, "breaker_open": false,
             "canary": { "generation": 3, "share": 0.2, "policy": "trial", "breaker_open": true, "calls": 9 },
-            "shadow": { "generation": 4, "share": 1.0, "policy": "other", "agree": 2, "disagree": 1, "failed": 1 },
+            "shadow": { "generation": 4, "share": 1.0, "policy": "other", "agree": 2, "disagree": 1, "failed": 1,
+                        "shed": 4 },
         });
         let text = slots(&[serde_json::from_value(slot).expect("a slot")]).text();
         let rows: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
@@ -318,9 +323,13 @@ mod tests {
         // O1.2
         assert_eq!(
             rows[3],
-            ["shadow", "100", "%", "other", "4", "-", "agrees", "50", "%", "0", "0"],
+            ["shadow", "100", "%", "other", "4", "-", "agrees", "25", "%", "0", "0"],
             "{text}"
         );
+        let refusing = serde_json::json!({ "generation": 4, "share": 1.0, "policy": "other", "shed": 12 });
+        let refusing: Trial = serde_json::from_value(refusing).expect("a trial");
+        // O1.2
+        assert_eq!((refusing.compared(), state(&refusing)), (12, format!("agrees {}", percent(Some(0.0)))));
     }
 
     #[test]

@@ -30,6 +30,12 @@ fn is_unsafe(c: char) -> bool {
         || matches!(c, '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
 }
 
+/// Returns a text between backticks, of which it then has none. A client chooses the id of its request.
+#[must_use]
+pub fn quoted(text: &str) -> String {
+    format!("`{}`", text.replace('`', "'"))
+}
+
 /// Cuts a text to a number of columns, with `…` at the end.
 pub fn cut(text: &str, columns: usize) -> String {
     if text.width() <= columns {

@@ -7,6 +7,8 @@ use crate::{
     text::clean,
 };
 
+/// Word before the id of a worker in a text.
+const WORD: &str = "worker ";
 /// Workers that an error lists.
 const LISTED: usize = 5;
 
@@ -58,15 +60,23 @@ pub fn is_hash(id: &str) -> bool {
     id.len() > 10
 }
 
+/// Returns whether a text has an id of a worker that [`with_addresses`] may replace.
+pub(crate) fn names_hashes(text: &str) -> bool {
+    text.split(WORD).skip(1).any(|part| is_hash(split_id(part).0))
+}
+
+/// Splits a text behind the id with which it begins.
+fn split_id(text: &str) -> (&str, &str) {
+    text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()))
+}
+
 /// Replaces ids of workers in a text by their addresses, if they are hashes.
 #[must_use]
 pub fn with_addresses(text: &str, workers: &[Worker]) -> String {
-    const WORD: &str = "worker ";
     let mut parts = text.split(WORD);
     let mut named = parts.next().unwrap_or_default().to_owned();
     for part in parts {
-        let rest = part.trim_start_matches(|c: char| c.is_ascii_digit());
-        let id = part.strip_suffix(rest).unwrap_or_default();
+        let (id, rest) = split_id(part);
         let worker = workers.iter().find(|worker| is_hash(id) && worker.id.to_string() == id);
         let name = worker.map_or(id.into(), |worker| clean(address(worker)));
         named.extend([WORD, &*name, rest]);
@@ -121,6 +131,13 @@ mod tests {
             with_addresses(text, &workers()),
             "worker decode-a.example:8000/v gets no request: paused, worker 7 is busy, worker 9007199254740994"
         );
+    }
+
+    #[test]
+    fn only_a_text_with_a_long_id_is_worth_the_list_of_workers() {
+        // O1.29
+        assert!(names_hashes("no worker for it; worker 7 is busy, worker 9007199254740993 is paused"));
+        assert!(!names_hashes("no worker 12345 serves it; worker 7 is busy; 9007199254740993; worker "));
     }
 
     #[test]

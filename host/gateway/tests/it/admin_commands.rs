@@ -466,6 +466,34 @@ fn a_missing_token_a_wrong_one_another_server_and_wrong_use_are_told_apart() {
     }
 }
 
+#[test]
+fn o1_status_shows_ids_where_the_list_of_workers_cannot_be_read() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let status = json!({
+        "version": "0.1.0", "uptime_s": 7, "ready": false, "models": [], "slots": [], "compiling": [],
+        "reasons": ["worker 9007199254740993 gets no request: paused"],
+        "live": { "requests_per_second": 0.0, "errors_per_second": 0.0, "refusals_per_second": 0.0, "inflight": 0,
+                  "connections": 0, "session_bindings": 0, "queue": { "waiting": 0, "waiting_bytes": 0 } },
+        "workers": { "total": 1, "eligible": 0, "ineligible": { "paused": 1 } },
+    })
+    .to_string();
+    let server = thread::spawn(move || {
+        for body in [&*status, "<html>"] {
+            let (mut stream, _) = listener.accept().unwrap();
+            let _ = stream.read(&mut [0; 4096]);
+            let length = body.len();
+            write!(stream, "HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}")
+                .unwrap();
+        }
+    });
+    let shown = pointsman(&["status", "--gateway", &url], &[]);
+    server.join().unwrap();
+    // O1.29
+    assert!(shown.out.contains("worker 9007199254740993 gets no request"), "{}{}", shown.out, shown.err);
+    assert_eq!(shown.code, Some(1), "it is not ready");
+}
+
 /// Writes `ca.pem`, and for each name its certificate and key. The first name is a server's.
 fn certificates(dir: &Path, names: &[&str]) {
     let write = |name: String, pem: String| fs::write(dir.join(name), pem).unwrap();

@@ -7,7 +7,7 @@ use pointsman_admin_cli::{
     Gateway, GatewayError,
     api::{LastFailure, Part, Policies, Slot, Trial},
     query, segment,
-    text::{counted, percent},
+    text::{counted, percent, quoted},
 };
 use pointsman_routing::Lane;
 use serde::Deserialize;
@@ -213,8 +213,7 @@ impl OwnPolicy {
             seen.lines.push(("live", format!("{lane}, generation {generation}{times}")));
             self.generation = Some(generation);
         }
-        let compared =
-            running.trial.map_or(0, |trial| trial.agree + trial.disagree + trial.failed + trial.shed);
+        let compared = running.trial.map_or(0, Trial::compared);
         let has_decided = running.calls + compared > 0;
         if has_decided && !std::mem::replace(&mut self.decided, true) {
             let saved = self.saved.elapsed().as_secs_f64();
@@ -228,7 +227,8 @@ impl OwnPolicy {
             self.failed_at = failure.at_ms;
             let (count, calls) = (running.failures, counted(running.calls, "call"));
             let (message, kind) = (&failure.message, &failure.kind);
-            let request = failure.request_id.as_ref().map(|id| format!(", request {id}")).unwrap_or_default();
+            let request = failure.request_id.as_deref().map(quoted);
+            let request = request.map(|id| format!(", request {id}")).unwrap_or_default();
             let text = format!("{count} of {calls} failed; the last{request}: {message} ({kind})");
             seen.lines.push(("failure", text));
         }
@@ -328,8 +328,8 @@ impl<'a> Running<'a> {
         let generation = self.generation;
         let mut text = match (lane, self.trial) {
             (Lane::Shadow, Some(trial)) => {
-                let Trial { agree, disagree, failed, shed, .. } = trial;
-                let all = agree + disagree + failed + shed;
+                let Trial { agree, failed, shed, .. } = trial;
+                let all = trial.compared();
                 let share = percent((all > 0).then(|| ratio(*agree, all)));
                 let refused = if *shed > 0 { format!(", {shed} refused") } else { String::new() };
                 format!(

@@ -64,10 +64,14 @@ fn it_is_live_once_decides_once_and_each_new_failure_is_told() {
         deciding(slot);
         slot["shadow"]["failures"] = json!(2);
         slot["shadow"]["breaker_open"] = json!(true);
-        slot["shadow"]["last_failure"] = json!({ "kind": "trap", "message": "panicked", "at_ms": 5 });
+        slot["shadow"]["last_failure"] =
+            json!({ "kind": "trap", "message": "panicked", "at_ms": 5, "request_id": "r`1" });
     };
     let seen = own.see(&look(failing, Lines::default()));
-    assert_eq!(seen.lines, [("failure", "2 of 10 calls failed; the last: panicked (trap)".to_owned())]);
+    assert_eq!(
+        seen.lines,
+        [("failure", "2 of 10 calls failed; the last, request `r'1`: panicked (trap)".to_owned())]
+    );
     assert!(seen.status.unwrap().ends_with("; its breaker is open, so it is not called"));
     assert!(own.see(&look(failing, Lines::default())).lines.is_empty());
 }
