@@ -97,8 +97,8 @@ impl Decided {
     }
 }
 
-/// Returns the generation by which a shadow's decisions are counted. They are compared with those of one active
-/// generation.
+/// Returns the generation by which a shadow's decisions are counted. They are compared with those of one
+/// active generation.
 #[must_use]
 pub(crate) fn compared_generation(shadow: Generation, active: Generation) -> Generation {
     shadow.max(active)
