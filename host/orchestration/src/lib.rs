@@ -16,7 +16,9 @@ pub use attempts::{AfterRefusal, Attempts, Entry, Parking, Queued, Waiting};
 pub use legs::{
     Action, Actions, Event, Failed, HandoffKind, LegOrder, Legs, Lost, PrefillTraits, RetryPolicy, Shape,
 };
-pub use sessions::{BindingKey, CLOSED_FOR, MAX_BINDINGS, SessionChange, SessionHolds, Sessions, Stamp};
+pub use sessions::{
+    BindingKey, CLOSED_FOR, MAX_BINDINGS, Promise, Promises, SessionChange, SessionHolds, Sessions, Stamp,
+};
 pub use split::{
     NoPair, SplitRules, Splittable, has_pair_without, is_of, is_up, pair_may_take_over, pair_that_is_up,
 };

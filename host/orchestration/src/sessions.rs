@@ -6,7 +6,9 @@
 //! it runs, they stay bound, and what it dispatches counts only if they did not change since it was routed.
 //!
 //! Gateways of a fleet may send each other their bindings. The last writer wins: a binding has a [`Stamp`],
-//! and a change with an older one is ignored. They do not send where media are: a client may name many.
+//! and a change with an older one does not replace it. Each gateway promises the others until when it needs
+//! a binding, and only a dispatch makes a new stamp: the end of a request changes no more than its gateway's
+//! promise. Where media are is not sent: a client may name many.
 
 use std::{collections::HashMap, hash::Hash};
 
@@ -15,10 +17,12 @@ use pointsman_routing::CandidateId;
 use pointsman_workers::Leg;
 use tokio::time::{Duration, Instant};
 
+mod promises;
 mod shared;
 #[cfg(test)]
 mod tests;
 
+pub use promises::{Promise, Promises};
 use shared::Sharing;
 pub use shared::{CLOSED_FOR, SessionChange, Stamp};
 
@@ -54,12 +58,17 @@ pub struct Sessions {
 
 type Bindings<K = BindingKey> = HashMap<K, Binding>;
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Binding {
     /// `None` if the session was closed, or the response deleted. Such an entry keeps an older binding of
     /// another gateway away. Also `None` while the first request of a session waits for its worker.
     candidate: Option<CandidateId>,
+    /// Until when requests of this gateway keep it.
     until: Instant,
+    /// Until when requests of other gateways keep it.
+    others: Promises,
+    /// What the other gateways were told about [`Self::until`].
+    told: Option<Promise>,
     stamp: Stamp,
     /// Number of requests that hold it.
     holders: u32,
@@ -70,15 +79,24 @@ struct Binding {
 }
 
 impl Binding {
-    /// Returns the binding that follows on `known`.
-    fn after(known: Option<Self>, candidate: Option<CandidateId>, until: Instant, stamp: Stamp) -> Self {
-        let Some(known) = known else {
-            return Self { candidate, until, stamp, holders: 0, version: 0, closes: 0 };
-        };
-        let stays = candidate.is_some() && candidate == known.candidate;
-        let version = known.version.wrapping_add((!stays).into());
-        let closes = known.closes.wrapping_add(candidate.is_none().into());
-        Self { candidate, until, stamp, version, closes, ..known }
+    fn new(candidate: Option<CandidateId>, until: Instant) -> Self {
+        let (others, told, stamp) = (Promises::default(), None, Stamp::default());
+        Self { candidate, until, others, told, stamp, holders: 0, version: 0, closes: 0 }
+    }
+
+    /// Returns when it expires.
+    fn end(&self) -> Instant {
+        self.others.end().map_or(self.until, |end| end.max(self.until))
+    }
+
+    /// Binds it again, or closes it. Promises about another worker end.
+    fn change(&mut self, candidate: Option<CandidateId>, until: Instant, stamp: Stamp) {
+        if candidate.is_none() || candidate != self.candidate {
+            (self.others, self.told) = (Promises::default(), None);
+            self.version = self.version.wrapping_add(1);
+        }
+        self.closes = self.closes.wrapping_add(candidate.is_none().into());
+        (self.candidate, self.until, self.stamp) = (candidate, until, stamp);
     }
 }
 
@@ -121,9 +139,8 @@ impl Sessions {
     pub fn hold(&self, session: u64, leg: Leg, holds: &mut SessionHolds, end: Instant) {
         let (now, key) = (Instant::now(), BindingKey::Session(session, leg));
         let mut bound = self.sessions.lock();
-        let unbound = || Binding::after(None, None, end, Stamp::default());
-        let binding = bound.entry(key).or_insert_with(unbound);
-        if binding.until <= now {
+        let binding = bound.entry(key).or_insert_with(|| Binding::new(None, end));
+        if binding.end() <= now {
             (binding.candidate, binding.version) = (None, binding.version.wrapping_add(1));
         }
         binding.until = binding.until.max(end);
@@ -156,40 +173,23 @@ impl Sessions {
         if was_closed || is_bound_since && !stays {
             return;
         }
-        let ttl = end.saturating_duration_since(Instant::now());
-        let change = self.set(&mut bound, key, Some(candidate), ttl);
+        // Another request may need it for longer.
+        let until = bound.get(&key).map_or(end, |known| known.until.max(end));
+        let change = self.set(&mut bound, key, Some(candidate), until);
         drop(bound);
         self.tell(change);
     }
 
     /// Releases the legs that a request holds. Those that no other one holds expire after `ttl`.
     pub fn release(&self, session: u64, holds: &mut SessionHolds, ttl: Duration) {
-        for leg in LEGS {
-            if holds.of(leg).take().is_some() {
-                self.release_leg(BindingKey::Session(session, leg), ttl);
-            }
+        let held = LEGS.map(|leg| holds.of(leg).take().map(|_| BindingKey::Session(session, leg)));
+        if held.iter().all(Option::is_none) {
+            return;
         }
-    }
-
-    fn release_leg(&self, key: BindingKey, ttl: Duration) {
         let mut bound = self.sessions.lock();
-        let Some(binding) = bound.get_mut(&key) else { return };
-        binding.holders = binding.holders.saturating_sub(1);
-        if binding.holders > 0 {
-            return;
-        }
-        let Some(candidate) = binding.candidate else {
-            // Only the end of a session has a stamp.
-            if binding.stamp == Stamp::default() {
-                bound.remove(&key);
-            } else {
-                binding.until = Instant::now() + shared::CLOSED_FOR;
-            }
-            return;
-        };
-        let change = self.set(&mut bound, key, Some(candidate), ttl);
+        let changes = held.map(|key| release_leg(&mut bound, key?, ttl));
         drop(bound);
-        self.tell(change);
+        changes.into_iter().flatten().for_each(|change| self.tell(change));
     }
 
     /// Ends a session's bindings.
@@ -222,9 +222,9 @@ impl Sessions {
     /// Notes that a worker got media for a leg.
     pub fn holds(&self, media: &[u64], leg: Leg, candidate: CandidateId) {
         let now = Instant::now();
-        let binding = Binding::after(None, Some(candidate), now + MEDIA_TTL, Stamp::default());
+        let binding = || Binding::new(Some(candidate), now + MEDIA_TTL);
         let mut bound = self.media.lock();
-        bound.extend(media.iter().map(|medium| ((*medium, leg), binding)));
+        bound.extend(media.iter().map(|medium| ((*medium, leg), binding())));
         limit(&mut bound, now);
     }
 
@@ -248,7 +248,7 @@ impl Sessions {
 
     /// Replaces a binding, and sends it to the other gateways.
     fn put(&self, key: BindingKey, candidate: Option<CandidateId>, ttl: Duration) {
-        let change = self.set(&mut self.table(key).lock(), key, candidate, ttl);
+        let change = self.set(&mut self.table(key).lock(), key, candidate, Instant::now() + ttl);
         self.tell(change);
     }
 
@@ -257,15 +257,17 @@ impl Sessions {
         bound: &mut Bindings,
         key: BindingKey,
         candidate: Option<CandidateId>,
-        ttl: Duration,
+        until: Instant,
     ) -> SessionChange {
         let now = Instant::now();
-        let known = bound.get(&key).copied();
-        let stamp = self.sharing.as_ref().map(|sharing| sharing.stamp(known.map(|known| known.stamp)));
-        let stamp = stamp.unwrap_or_default();
-        bound.insert(key, Binding::after(known, candidate, now + ttl, stamp));
+        let binding = bound.entry(key).or_insert_with(|| Binding::new(None, until));
+        let stamp = self.sharing.as_ref().map(|sharing| sharing.stamp(binding.stamp)).unwrap_or_default();
+        binding.change(candidate, until, stamp);
+        // A promise of this gateway is here only if it was made before a restart.
+        binding.others.forget(stamp.writer);
+        binding.told = candidate.map(|_| Promise { stamp, until });
         limit(bound, now);
-        SessionChange { key, candidate, ttl, stamp }
+        SessionChange { key, candidate, ttl: until.saturating_duration_since(now), stamp }
     }
 
     fn tell(&self, change: SessionChange) {
@@ -282,7 +284,7 @@ impl Sessions {
         match bound.get_mut(&key) {
             // Those that hold it must see that it was closed.
             Some(known) if known.holders > 0 => {
-                *known = Binding::after(Some(*known), None, known.until, known.stamp);
+                known.change(None, known.until, known.stamp);
             }
             _ => {
                 bound.remove(&key);
@@ -291,17 +293,46 @@ impl Sessions {
     }
 }
 
+/// Releases a leg for one request. Returns what the other gateways must learn: they keep the time that they
+/// were told unless it changed by more than a quarter of `ttl`, so that refused requests send nothing.
+fn release_leg(bound: &mut Bindings, key: BindingKey, ttl: Duration) -> Option<SessionChange> {
+    let (now, binding) = (Instant::now(), bound.get_mut(&key)?);
+    binding.holders = binding.holders.saturating_sub(1);
+    if binding.holders > 0 {
+        return None;
+    }
+    if binding.candidate.is_none() {
+        // Only the end of a session has a stamp.
+        if binding.stamp == Stamp::default() {
+            bound.remove(&key);
+        } else {
+            binding.until = now + shared::CLOSED_FOR;
+        }
+        return None;
+    }
+    let until = now + ttl;
+    binding.until = until;
+    let told = binding.told.as_mut()?;
+    let (longer, shorter) =
+        (until.checked_duration_since(told.until), told.until.checked_duration_since(until));
+    if longer.or(shorter).is_none_or(|moved| moved <= ttl / 4) {
+        return None;
+    }
+    told.until = until;
+    Some(SessionChange { key, candidate: binding.candidate, ttl, stamp: told.stamp })
+}
+
 fn find<K: Eq + Hash>(table: &Mutex<Bindings<K>>, key: K) -> Option<CandidateId> {
-    table.lock().get(&key).filter(|binding| binding.until > Instant::now())?.candidate
+    table.lock().get(&key).filter(|binding| binding.end() > Instant::now())?.candidate
 }
 
 /// Evicts the quarter of the bindings that expire first, when there are too many: a sweep reads all of them,
 /// so it must be rare.
 fn limit<K>(bound: &mut Bindings<K>, now: Instant) {
     if bound.len() > MAX_BINDINGS {
-        let mut ends: Vec<Instant> = bound.values().map(|binding| binding.until).collect();
+        let mut ends: Vec<Instant> = bound.values().map(Binding::end).collect();
         let (_, quarter, _) = ends.select_nth_unstable(MAX_BINDINGS / 4);
         let from = (*quarter).max(now);
-        bound.retain(|_, binding| binding.until > from);
+        bound.retain(|_, binding| binding.end() > from);
     }
 }

@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 
-use pointsman_orchestration::{BindingKey, MAX_BINDINGS, SessionChange, Stamp};
+use pointsman_orchestration::{BindingKey, MAX_BINDINGS, Promise, Promises, SessionChange, Stamp};
 use pointsman_workers::{DpRank, WorkerId, WorkerKey};
 use tokio::time::Instant;
 
@@ -24,11 +24,12 @@ pub struct Bindings {
 
 type Table = HashMap<BindingKey, Binding>;
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Binding {
     /// `None` if the session was closed, or the response deleted.
     worker: Option<(WorkerKey, DpRank)>,
-    until: Instant,
+    /// Until when each gateway needs it, or that the session stays closed.
+    promises: Promises,
     stamp: Stamp,
     /// Whether the request path has it. It has none of a worker that is not registered here.
     is_placed: bool,
@@ -41,21 +42,40 @@ impl Bindings {
         Self { own, sessions: Table::new(), responses: Table::new() }
     }
 
-    /// Notes a change, unless a newer one is known. Returns whether it was noted. `is_placed`: whether the
-    /// request path has it, or gets it now.
+    /// Notes a change, unless a newer one is known. Of an older one that binds to the same worker, only the
+    /// promise is noted. Returns whether it is the newest. `is_placed`: whether the request path has it, or
+    /// gets it now.
     pub fn note(&mut self, (change, worker): NamedSession, is_placed: bool, now: Instant) -> bool {
         let change = change.bounded();
+        let promise = Promise { stamp: change.stamp, until: now + change.ttl };
         let table = match change.key {
             BindingKey::Session(..) => &mut self.sessions,
             BindingKey::Response(_) => &mut self.responses,
         };
-        if table.get(&change.key).is_some_and(|known| known.until > now && known.stamp >= change.stamp) {
-            return false;
+        let mut promises = Promises::default();
+        if let Some(known) = table.get_mut(&change.key) {
+            let stays = worker.is_some() && known.worker == worker;
+            if known.until().is_some_and(|until| until > now) && known.stamp >= change.stamp {
+                if stays {
+                    known.promises.note(promise, now);
+                }
+                return false;
+            }
+            if stays {
+                promises = std::mem::take(&mut known.promises);
+            }
         }
-        let binding = Binding { worker, until: now + change.ttl, stamp: change.stamp, is_placed };
-        table.insert(change.key, binding);
+        promises.note(promise, now);
+        table.insert(change.key, Binding { worker, promises, stamp: change.stamp, is_placed });
         limit(table, self.own, now);
         true
+    }
+
+    /// Returns whether a session or response is bound to a worker.
+    #[must_use]
+    pub fn is_on(&self, key: BindingKey, worker: (WorkerKey, DpRank)) -> bool {
+        let known = self.sessions.get(&key).or_else(|| self.responses.get(&key));
+        known.is_some_and(|known| known.worker == Some(worker))
     }
 
     /// Returns the bindings whose workers were unknown and are registered now.
@@ -66,11 +86,11 @@ impl Bindings {
     ) -> Vec<SessionChange> {
         let mut placed = Vec::new();
         let waiting = self.sessions.iter_mut().chain(&mut self.responses);
-        for (key, binding) in waiting.filter(|(_, binding)| !binding.is_placed && binding.until > now) {
+        for (key, binding) in waiting.filter(|(_, binding)| !binding.is_placed) {
             let candidate = binding.worker.and_then(|(worker, rank)| Some((find(worker)?, rank)));
             if candidate.is_some() {
                 binding.is_placed = true;
-                placed.push(SessionChange { candidate, ..binding.change(*key, now) });
+                placed.extend(binding.changes(*key, now).map(|change| SessionChange { candidate, ..change }));
             }
         }
         placed
@@ -80,18 +100,24 @@ impl Bindings {
     #[must_use]
     pub fn held(&self, writer: Option<u64>, now: Instant) -> Vec<NamedSession> {
         let all = self.sessions.iter().chain(&self.responses);
-        all.filter(|(_, binding)| binding.until > now)
-            .filter(|(_, binding)| writer.is_none_or(|writer| writer == binding.stamp.writer))
-            .map(|(key, binding)| (binding.change(*key, now), binding.worker))
+        all.flat_map(|(key, binding)| binding.changes(*key, now).map(|change| (change, binding.worker)))
+            .filter(|(change, _)| writer.is_none_or(|writer| writer == change.stamp.writer))
             .collect()
     }
 }
 
 impl Binding {
-    /// Returns the change that made it, with the time that it still holds.
-    fn change(&self, key: BindingKey, now: Instant) -> SessionChange {
-        let ttl = self.until.saturating_duration_since(now);
-        SessionChange { key, candidate: None, ttl, stamp: self.stamp }
+    fn until(&self) -> Option<Instant> {
+        self.promises.end()
+    }
+
+    /// Returns the last change of each gateway that needs it, with the time that is left.
+    fn changes(&self, key: BindingKey, now: Instant) -> impl Iterator<Item = SessionChange> {
+        let holding = self.promises.iter().filter(move |promise| promise.until > now);
+        holding.map(move |Promise { stamp, until }| {
+            let ttl = until.saturating_duration_since(now);
+            SessionChange { key, candidate: None, ttl, stamp: *stamp }
+        })
     }
 }
 
@@ -99,7 +125,10 @@ impl Binding {
 /// and of each those that expire first.
 fn limit(table: &mut Table, own: u64, now: Instant) {
     if table.len() > MAX_BINDINGS {
-        let worth = |binding: &Binding| (binding.until > now && binding.stamp.writer == own, binding.until);
+        let worth = |binding: &Binding| {
+            let until = binding.until().unwrap_or(now);
+            (until > now && binding.stamp.writer == own, until)
+        };
         let mut order: Vec<(bool, Instant)> = table.values().map(worth).collect();
         let (_, quarter, _) = order.select_nth_unstable(MAX_BINDINGS / 4);
         let from = (*quarter).max((false, now));
@@ -164,6 +193,28 @@ mod tests {
         assert_eq!(of(None), [(change(session(2), 5, 10), None), (change(session(1), 12, 9), on(1))]);
         assert_eq!(of(Some(9)), [(change(session(1), 12, 9), on(1))]);
         assert_eq!(bindings.held(None, now + TTL), []);
+    }
+
+    #[test]
+    fn q6_the_promise_of_each_gateway_is_sent_on() {
+        let (mut bindings, now) = (Bindings::new(9), Instant::now());
+        let long = SessionChange { ttl: 9 * TTL, ..change(session(1), 11, 10) };
+        assert!(bindings.note((long, on(1)), true, now));
+        assert!(bindings.note((change(session(1), 12, 9), on(1)), true, now));
+        let of = |bindings: &Bindings, writer| bindings.held(writer, now);
+        // Q6.9
+        assert_eq!(of(&bindings, None), [(long, on(1)), (change(session(1), 12, 9), on(1))]);
+        assert_eq!(of(&bindings, Some(9)), [(change(session(1), 12, 9), on(1))]);
+        // The long request ends.
+        assert!(!bindings.note((change(session(1), 11, 10), on(1)), true, now));
+        assert!(bindings.is_on(session(1), on(1).unwrap()));
+        // Q6.9
+        assert_eq!(of(&bindings, Some(10)), [(change(session(1), 11, 10), on(1))]);
+        assert_eq!(bindings.held(None, now + TTL), []);
+        // Q6.2: the end of a request at a worker that the session left
+        assert!(bindings.note((change(session(1), 13, 9), on(2)), true, now));
+        assert!(!bindings.note((change(session(1), 11, 10), on(1)), true, now));
+        assert_eq!(of(&bindings, None), [(change(session(1), 13, 9), on(2))]);
     }
 
     #[test]

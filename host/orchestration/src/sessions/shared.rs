@@ -10,7 +10,7 @@ use pointsman_routing::CandidateId;
 use pointsman_workers::unix_us;
 use tokio::time::{Duration, Instant};
 
-use super::{Binding, BindingKey, Sessions, limit};
+use super::{Binding, BindingKey, Promise, Sessions, limit};
 
 /// How long the end of a session keeps older bindings away.
 pub const CLOSED_FOR: Duration = Duration::from_secs(60);
@@ -35,7 +35,7 @@ pub struct SessionChange {
     pub key: BindingKey,
     /// The worker; `None` if the session was closed, or the response deleted.
     pub candidate: Option<CandidateId>,
-    /// How long the binding holds.
+    /// How long its writer needs the binding.
     pub ttl: Duration,
     /// When and by whom it was made.
     pub stamp: Stamp,
@@ -61,9 +61,9 @@ pub(super) struct Sharing {
 }
 
 impl Sharing {
-    /// Returns a stamp for a change now. It wins over all known stamps.
-    pub(super) fn stamp(&self, known: Option<Stamp>) -> Stamp {
-        let after = known.map_or(0, |known| known.at_us.saturating_add(1));
+    /// Returns a stamp for a change now. It wins over the known one.
+    pub(super) fn stamp(&self, known: Stamp) -> Stamp {
+        let after = known.at_us.saturating_add(1);
         Stamp { at_us: unix_us().max(after), writer: self.writer.load(Relaxed) }
     }
 
@@ -97,163 +97,33 @@ impl Sessions {
         self.sharing.as_ref().map_or(0, |sharing| sharing.lost.load(Relaxed))
     }
 
-    /// Applies a change of another gateway, unless a newer one is known.
+    /// Applies a change of another gateway. If a newer one is known, and binds to the same worker, only the
+    /// promise of that gateway is noted.
     pub fn apply(&self, change: SessionChange) {
         let SessionChange { key, candidate, ttl, stamp } = change.bounded();
         let now = Instant::now();
+        let promise = Promise { stamp, until: now + ttl };
         let mut bound = self.table(key).lock();
-        let known = bound.get(&key).copied();
-        if known.is_some_and(|known| known.until > now && known.stamp >= stamp) {
+        let binding = bound.entry(key).or_insert_with(|| Binding::new(None, now));
+        let stays = candidate.is_some() && candidate == binding.candidate;
+        if binding.end() > now && binding.stamp >= stamp {
+            let is_own = binding.told.is_some_and(|told| told.stamp.writer == stamp.writer);
+            if stays && !is_own {
+                binding.others.note(promise, now);
+            }
             return;
         }
-        // Requests here hold it for longer.
-        let held = known.filter(|known| known.holders > 0).map(|known| known.until);
-        let until = held.map_or(now + ttl, |held| held.max(now + ttl));
-        bound.insert(key, Binding::after(known, candidate, until, stamp));
+        // Requests here keep it. Otherwise, the time of another worker here is over.
+        let here = if stays || binding.holders > 0 { binding.until } else { now };
+        binding.change(candidate, here, stamp);
+        if candidate.is_some() {
+            binding.others.note(promise, now);
+        } else {
+            binding.until = here.max(promise.until);
+        }
         limit(&mut bound, now);
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use pointsman_workers::{DpRank, Leg, WorkerId};
-    use proptest::prelude::*;
-
-    use super::{
-        super::{SessionHolds, tests::turn},
-        *,
-    };
-
-    const TTL: Duration = Duration::from_secs(300);
-
-    fn changes(queue: &Receiver<SessionChange>) -> Vec<SessionChange> {
-        queue.try_iter().collect()
-    }
-
-    fn gateway(writer: u64) -> (Sessions, Receiver<SessionChange>) {
-        let (sessions, queue) = Sessions::shared(1_000);
-        sessions.set_writer(writer);
-        (sessions, queue)
-    }
-
-    #[test]
-    fn q6_a_binding_of_another_gateway_holds_here_and_its_end_too() {
-        let ((one, queue), (two, _two)) = (gateway(1), gateway(2));
-        turn(&one, 7, Leg::Decode, (WorkerId(3), DpRank(1)), TTL);
-        changes(&queue).into_iter().for_each(|change| two.apply(change));
-        // Q6.1
-        assert_eq!(two.get(7, Leg::Decode), Some((WorkerId(3), DpRank(1))));
-        let late = SessionChange {
-            key: BindingKey::Session(7, Leg::Decode),
-            candidate: Some((WorkerId(9), DpRank(0))),
-            ttl: TTL,
-            stamp: Stamp { at_us: 1, writer: 3 },
-        };
-        one.close(7);
-        changes(&queue).into_iter().for_each(|change| two.apply(change));
-        two.apply(late);
-        // Q6.2
-        assert_eq!((one.get(7, Leg::Decode), two.get(7, Leg::Decode)), (None, None));
-    }
-
-    #[test]
-    fn q6_the_worker_of_a_response_is_known_to_other_gateways_until_it_is_deleted() {
-        let ((one, queue), (two, _two)) = (gateway(1), gateway(2));
-        one.stored(7, (WorkerId(3), DpRank(0)));
-        changes(&queue).into_iter().for_each(|change| two.apply(change));
-        // Q6.5
-        assert_eq!((two.storing(7), two.get(7, Leg::Aggregated)), (Some((WorkerId(3), DpRank(0))), None));
-        one.deleted(7);
-        changes(&queue).into_iter().for_each(|change| two.apply(change));
-        // Q6.5
-        assert_eq!(two.storing(7), None);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn q6_a_session_stays_bound_elsewhere_while_a_request_of_it_runs() {
-        let ((one, queue), (two, _two)) = (gateway(1), gateway(2));
-        let tell = || changes(&queue).into_iter().for_each(|change| two.apply(change));
-        let (mut holds, here) = (SessionHolds::default(), (WorkerId(3), DpRank(1)));
-        let end = Instant::now() + 9 * TTL;
-        one.hold(7, Leg::Decode, &mut holds, end);
-        one.bind(7, Leg::Decode, &mut holds, here, end);
-        tell();
-        tokio::time::advance(2 * TTL).await;
-        // Q6.9
-        assert_eq!(two.get(7, Leg::Decode), Some(here));
-        one.release(7, &mut holds, TTL);
-        tell();
-        tokio::time::advance(TTL / 2).await;
-        assert_eq!(two.get(7, Leg::Decode), Some(here));
-        tokio::time::advance(TTL / 2).await;
-        // Q6.9
-        assert_eq!((one.get(7, Leg::Decode), two.get(7, Leg::Decode)), (None, None));
-        // What runs here keeps it against an end elsewhere.
-        two.hold(7, Leg::Decode, &mut holds, Instant::now() + 9 * TTL);
-        turn(&one, 7, Leg::Decode, here, TTL);
-        tell();
-        tokio::time::advance(2 * TTL).await;
-        assert_eq!((one.get(7, Leg::Decode), two.get(7, Leg::Decode)), (None, Some(here)));
-    }
-
-    #[test]
-    fn q6_a_clock_that_is_ahead_wins_for_seconds_only() {
-        let (one, _queue) = gateway(1);
-        let ahead = Stamp { at_us: u64::MAX, writer: 3 };
-        let (key, candidate) = (BindingKey::Session(7, Leg::Decode), Some((WorkerId(9), DpRank(0))));
-        one.apply(SessionChange { key, candidate, ttl: TTL * 1_000, stamp: ahead });
-        let binding = *one.sessions.lock().get(&key).unwrap();
-        // Q6.3
-        assert!(binding.stamp.at_us <= unix_us() + 10_000_000);
-        assert!(binding.until <= Instant::now() + MAX_TTL);
-        // The binding here is newer than the known one.
-        turn(&one, 7, Leg::Decode, (WorkerId(2), DpRank(0)), TTL);
-        assert_eq!(one.get(7, Leg::Decode), Some((WorkerId(2), DpRank(0))));
-    }
-
-    #[test]
-    fn q6_a_full_queue_delays_no_request() {
-        let (one, _queue) = Sessions::shared(2);
-        for session in 0..5 {
-            let (mut holds, end) = (SessionHolds::default(), Instant::now() + TTL);
-            one.hold(session, Leg::Decode, &mut holds, end);
-            one.bind(session, Leg::Decode, &mut holds, (WorkerId(2), DpRank(0)), end);
-        }
-        // Q6.4
-        assert_eq!((one.untold(), one.bindings()), (3, 5));
-    }
-
-    proptest! {
-        #[test]
-        fn q6_gateways_agree_whatever_the_order_of_changes(
-            steps in proptest::collection::vec((0_usize..2, 0_u64..3, 0_u64..4), 1..30),
-            order in proptest::collection::vec(any::<prop::sample::Index>(), 100),
-        ) {
-            let gateways = [gateway(1), gateway(2)];
-            for (which, session, worker) in steps {
-                match worker {
-                    0 => gateways[which].0.close(session),
-                    worker => {
-                        let candidate = (WorkerId(worker), DpRank(0));
-                        turn(&gateways[which].0, session, Leg::Prefill, candidate, TTL);
-                    }
-                }
-            }
-            let told = [changes(&gateways[0].1), changes(&gateways[1].1)];
-            for (which, mut told) in [(0, told[1].clone()), (1, told[0].clone())] {
-                for place in &order {
-                    if told.is_empty() {
-                        break;
-                    }
-                    gateways[which].0.apply(told.swap_remove(place.index(told.len())));
-                }
-                told.into_iter().for_each(|change| gateways[which].0.apply(change));
-            }
-            for session in 0..3 {
-                let bound = |which: usize| gateways[which].0.get(session, Leg::Prefill);
-                // Q6.2
-                prop_assert_eq!(bound(0), bound(1));
-            }
-        }
-    }
-}
+mod tests;

@@ -168,3 +168,18 @@ async fn f8_the_first_dispatch_binds_and_a_late_one_changes_nothing() {
         assert_eq!(sessions.get(7, Leg::Prefill), Some(THERE));
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn f8_a_request_that_ends_early_does_not_shorten_what_another_one_holds() {
+    let (sessions, ttl) = (Sessions::default(), Duration::from_secs(300));
+    let (mut long, mut short) = (SessionHolds::default(), SessionHolds::default());
+    let now = Instant::now();
+    for (holds, end) in [(&mut long, now + 9 * ttl), (&mut short, now + ttl)] {
+        sessions.hold(7, Leg::Decode, holds, end);
+        sessions.bind(7, Leg::Decode, holds, HERE, end);
+    }
+    sessions.release(7, &mut short, ttl);
+    tokio::time::advance(2 * ttl).await;
+    // F8.4
+    assert_eq!(sessions.get(7, Leg::Decode), Some(HERE));
+}

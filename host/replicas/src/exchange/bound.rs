@@ -44,7 +44,10 @@ impl Exchange {
     pub(super) fn apply_change(&mut self, (change, worker): NamedSession, now: Instant) {
         let candidate = worker.and_then(|(worker, rank)| Some((self.peers.worker_id(worker)?, rank)));
         let is_placed = worker.is_none() || candidate.is_some();
-        if self.bindings.note((change, worker), is_placed, now) && is_placed {
+        let is_newest = self.bindings.note((change, worker), is_placed, now);
+        // An older one to the same worker tells how long a request of another gateway needs it.
+        let stays = worker.is_some_and(|worker| self.bindings.is_on(change.key, worker));
+        if is_placed && (is_newest || stays) {
             self.sessions.apply(SessionChange { candidate, ..change });
         }
     }
