@@ -26,8 +26,8 @@ pub use promises::{Promise, Promises};
 use shared::Sharing;
 pub use shared::{CLOSED_FOR, SessionChange, Stamp};
 
-/// Maximum number of bindings of sessions, of those of responses, and of those of media. Above it, the
-/// quarter that expires first is evicted.
+/// Maximum number of bindings of sessions, of those of responses, and of those of media. Above it, a
+/// quarter is evicted: those that no request holds before the others, and of each those that expire first.
 pub const MAX_BINDINGS: usize = 100_000;
 /// How long the worker of a stored response is known.
 const RESPONSE_TTL: Duration = Duration::from_secs(24 * 3_600);
@@ -326,13 +326,14 @@ fn find<K: Eq + Hash>(table: &Mutex<Bindings<K>>, key: K) -> Option<CandidateId>
     table.lock().get(&key).filter(|binding| binding.end() > Instant::now())?.candidate
 }
 
-/// Evicts the quarter of the bindings that expire first, when there are too many: a sweep reads all of them,
-/// so it must be rare.
+/// Evicts a quarter of the bindings when there are too many: those that no request holds before the others,
+/// and of each those that expire first. A sweep reads all of them, so it must be rare.
 fn limit<K>(bound: &mut Bindings<K>, now: Instant) {
     if bound.len() > MAX_BINDINGS {
-        let mut ends: Vec<Instant> = bound.values().map(Binding::end).collect();
-        let (_, quarter, _) = ends.select_nth_unstable(MAX_BINDINGS / 4);
-        let from = (*quarter).max(now);
-        bound.retain(|_, binding| binding.end() > from);
+        let worth = |binding: &Binding| (binding.holders > 0, binding.end());
+        let mut order: Vec<(bool, Instant)> = bound.values().map(worth).collect();
+        let (_, quarter, _) = order.select_nth_unstable(MAX_BINDINGS / 4);
+        let from = (*quarter).max((false, now));
+        bound.retain(|_, binding| worth(binding) > from);
     }
 }

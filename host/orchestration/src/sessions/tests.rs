@@ -183,3 +183,23 @@ async fn f8_a_request_that_ends_early_does_not_shorten_what_another_one_holds() 
     // F8.4
     assert_eq!(sessions.get(7, Leg::Decode), Some(HERE));
 }
+
+#[tokio::test(start_paused = true)]
+async fn f8_a_session_of_a_running_request_is_evicted_last() {
+    let (sessions, ttl) = (Sessions::default(), Duration::from_secs(300));
+    let (mut first, mut second, end) =
+        (SessionHolds::default(), SessionHolds::default(), Instant::now() + 9 * ttl);
+    sessions.hold(7, Leg::Prefill, &mut first, end);
+    sessions.bind(7, Leg::Prefill, &mut first, HERE, end);
+    for session in 8..=MAX_BINDINGS as u64 + 8 {
+        turn(&sessions, session, Leg::Decode, THERE, 99 * ttl + Duration::from_millis(session));
+    }
+    // F8.8
+    assert_eq!(sessions.get(7, Leg::Prefill), Some(HERE));
+    sessions.hold(7, Leg::Prefill, &mut second, end);
+    sessions.bind(7, Leg::Prefill, &mut second, HERE, end);
+    sessions.release(7, &mut first, ttl);
+    tokio::time::advance(2 * ttl).await;
+    // F8.4
+    assert_eq!(sessions.get(7, Leg::Prefill), Some(HERE));
+}
