@@ -22,9 +22,9 @@ mod shared;
 #[cfg(test)]
 mod tests;
 
-pub use promises::{Promise, Promises};
+pub use promises::{Promise, Promises, Stamp};
 use shared::Sharing;
-pub use shared::{CLOSED_FOR, SessionChange, Stamp};
+pub use shared::{CLOSED_FOR, SessionChange};
 
 /// Maximum number of bindings of sessions, of those of responses, and of those of media. Above it, a
 /// quarter is evicted: those that no request holds before the others, and of each those that expire first.

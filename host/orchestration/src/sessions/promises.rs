@@ -4,10 +4,17 @@ use std::cmp::Reverse;
 
 use tokio::time::Instant;
 
-use super::Stamp;
-
 /// Maximum number of promises of one binding. Beyond it, the one that ends first is forgotten.
 const MAX_PROMISES: usize = 8;
+
+/// When and by whom a binding was made. The larger one wins.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Stamp {
+    /// Microseconds since 1970, on the writer's clock.
+    pub at_us: u64,
+    /// The gateway, as a hash of its name.
+    pub writer: u64,
+}
 
 /// The promises of several gateways about one binding. It holds until the last one ends. Each gateway
 /// changes only its own promise, so a short request does not shorten what a longer one elsewhere needs.

@@ -10,7 +10,7 @@ use pointsman_routing::CandidateId;
 use pointsman_workers::unix_us;
 use tokio::time::{Duration, Instant};
 
-use super::{Binding, BindingKey, Promise, Sessions, limit};
+use super::{Binding, BindingKey, Promise, Sessions, Stamp, limit};
 
 /// How long the end of a session keeps older bindings away.
 pub const CLOSED_FOR: Duration = Duration::from_secs(60);
@@ -18,15 +18,6 @@ pub const CLOSED_FOR: Duration = Duration::from_secs(60);
 const MAX_AHEAD: Duration = Duration::from_secs(10);
 /// Longest time that another gateway may bind a session for.
 const MAX_TTL: Duration = Duration::from_secs(24 * 3_600);
-
-/// When and by whom a binding was made. The larger one wins.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Stamp {
-    /// Microseconds since 1970, on the writer's clock.
-    pub at_us: u64,
-    /// The gateway, as a hash of its name.
-    pub writer: u64,
-}
 
 /// A binding that was made, or its end: of a session or a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
