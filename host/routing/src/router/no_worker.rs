@@ -78,7 +78,7 @@ pub(super) fn text(
     format!("no worker can serve '{model}': {}", roles.join("; "))
 }
 
-/// Returns what is wrong with the workers of a leg that never told their models. `None` if there are none.
+/// Returns what is wrong with the workers of a leg whose models are unknown; `None` without such workers.
 fn unread_text(snapshot: &Snapshot, model: &ModelName, leg: Leg) -> Option<String> {
     let unread = snapshot.workers().iter().filter(|worker| {
         worker.spec().role.serves(leg) && worker.spec().models.is_empty() && worker.models_were_never_read()
