@@ -1,12 +1,16 @@
 //! Ids that clients give to the media of a chat: vLLM keeps media under the `uuid` of their part, and takes a
 //! later part with the `uuid` alone.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, iter, mem, ops::Range};
 
+use json_splice::JsonBody;
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
 use crate::openai::endpoint::Endpoint;
+
+/// Key of a chat's messages.
+const MESSAGES: &str = "messages";
 
 /// Parts of one request whose ids count.
 const MAX_IDS: usize = 64;
@@ -69,9 +73,10 @@ impl Part<'_> {
 
 impl MediaIds {
     /// Returns the ids in the messages of a request, hashed by `hash`.
-    pub(crate) fn of(endpoint: Endpoint, messages: Option<&str>, hash: impl Fn(&str) -> u64) -> Self {
-        let messages = messages.filter(|_| endpoint == Endpoint::ChatCompletions);
-        messages.filter(|text| names_id(text)).map(|text| Self::among(text, hash)).unwrap_or_default()
+    pub(crate) fn of(endpoint: Endpoint, body: &JsonBody, hash: impl Fn(&str) -> u64) -> Self {
+        let messages = body.get(MESSAGES).filter(|_| endpoint == Endpoint::ChatCompletions);
+        let messages = messages.filter(|text| names_id_beside(text, body.long_strings(MESSAGES)));
+        messages.map(|text| Self::among(text, hash)).unwrap_or_default()
     }
 
     fn among(messages: &str, hash: impl Fn(&str) -> u64) -> Self {
@@ -95,6 +100,16 @@ impl MediaIds {
     }
 }
 
+/// Returns whether a text may have the key of an id outside its long strings. Keys are never long, and long
+/// strings are most of a chat.
+fn names_id_beside(text: &str, long_strings: impl Iterator<Item = Range<usize>>) -> bool {
+    let mut start = 0;
+    let end = iter::once(text.len()..text.len());
+    long_strings
+        .chain(end)
+        .any(|long| names_id(text.get(mem::replace(&mut start, long.end)..long.start).unwrap_or_default()))
+}
+
 /// Returns whether a text may have the key of an id.
 fn names_id(text: &str) -> bool {
     memchr::memmem::find(text.as_bytes(), b"\"uuid\"").is_some()
@@ -103,6 +118,30 @@ fn names_id(text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn i12_an_id_is_found_beside_long_strings() {
+        let ids = |messages: &str| {
+            let body = JsonBody::parse(format!(r#"{{"messages":{messages},"model":"m"}}"#).into()).unwrap();
+            MediaIds::of(Endpoint::ChatCompletions, &body, |id| id.parse().unwrap()).all
+        };
+        let part = r#"{"type":"image_url","image_url":{"url":"data:,x"},"uuid":"1"}"#;
+        let long = "x".repeat(json_splice::MIN_LONG_STRING);
+        let text = format!(r#"{{"content":"{long}"}}"#);
+        let media = format!(r#"{{"content":[{{"type":"text","text":"{long}"}},{part}]}}"#);
+        let with_data = format!(r#"{{"content":[{{"type":"image_url","image_url":"{long}","uuid":"1"}}]}}"#);
+        for (messages, want) in [
+            (format!("[{media}]"), 1),
+            (format!("[{text},{media}]"), 1),
+            (format!("[{media},{text}]"), 1),
+            (format!("[{with_data},{text},{with_data}]"), 2),
+            (format!("[{text},{text}]"), 0),
+            (format!("[{text},{}{media}]", format!("{text},").repeat(5_000)), 1),
+        ] {
+            // I12.11
+            assert_eq!(ids(&messages), vec![1; want]);
+        }
+    }
 
     #[test]
     fn i12_an_id_without_data_is_told_from_one_with_data() {

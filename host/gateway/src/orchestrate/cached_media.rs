@@ -15,7 +15,7 @@ use crate::{
 /// Notes which media a request names by the ids of a tenant.
 pub(crate) fn find(state: &State, request: &mut Request, tenant: Option<u64>) {
     let salt = || name_hash(b"media of a client", state.settings.measure.salt.expose());
-    request.hints.media = MediaIds::of(request.endpoint, request.body.get("messages"), |id| {
+    request.hints.media = MediaIds::of(request.endpoint, &request.body, |id| {
         name_hash(id.as_bytes(), salt() ^ tenant.unwrap_or(0))
     });
 }
