@@ -144,6 +144,17 @@ async fn i12_a_response_of_one_tenant_does_not_exist_for_another() {
         let next = cluster.client.post(RESPONSES, &other, turn(Some(&id), false)).await.unwrap();
         // I12.4
         assert_eq!((next.status.as_u16(), next.code().as_str()), (404, "response_not_found"));
+        // A hint names the worker, and its engine would continue the response.
+        for previous in [json!(id), json!(format!("{id} ")), json!([id])] {
+            let mut body: Value = serde_json::from_str(&turn(None, false)).unwrap();
+            body["previous_response_id"] = previous;
+            for worker in 1..=workers {
+                body["nvext"] = json!({ "backend_instance_id": worker });
+                let next = cluster.client.post(RESPONSES, &other, body.to_string()).await.unwrap();
+                // I12.1, I12.7
+                assert_eq!((next.status.as_u16(), next.code().as_str()), (404, "response_not_found"));
+            }
+        }
         // I12.4: no engine was asked
         assert_eq!(cluster.sims.iter().map(|sim| sim.recorded().len()).sum::<usize>(), asked);
         assert_eq!(cluster.client.send("DELETE", &path, &own).await.unwrap().status, 200);

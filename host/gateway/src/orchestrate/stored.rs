@@ -113,22 +113,26 @@ impl Drive {
 /// response that no worker has is the engine's to refuse.
 ///
 /// # Errors
-/// The worker that stored the response has left or does not serve the request's model, or the owner of the
-/// response is not known.
+/// The worker that stored the response has left or does not serve the request's model. Where tenants are
+/// configured: the response is another tenant's, or its owner is not known. A hint changes nothing about that.
 pub(crate) async fn pin(
     state: &State,
     upstream: &Upstream,
     request: &mut Arc<Request>,
     tenant: Option<u64>,
 ) -> Result<(), ApiError> {
-    if request.endpoint != Endpoint::Responses || request.hints.backend.is_some() {
+    let (is_hinted, has_owner) = (request.hints.backend.is_some(), state.settings.has_tenants);
+    if request.endpoint != Endpoint::Responses || (is_hinted && !has_owner) {
         return Ok(());
     }
-    let previous: Option<String> = read(&request.body, "previous_response_id").ok().flatten();
-    let Some(id) = previous.filter(|id| is_id(id)) else { return Ok(()) };
+    let Some(id) = request.body.get("previous_response_id").filter(|id| *id != "null") else { return Ok(()) };
+    let Some(id) = serde_json::from_str(id).ok().filter(|id: &String| is_id(id)) else {
+        // An engine may take it for an id that it knows.
+        return if has_owner { Err(ApiError::ResponseNotFound(shortened(id))) } else { Ok(()) };
+    };
     let authorization = request.authorization.clone();
     let found = find(state, upstream, &id, tenant, authorization.as_ref()).await?;
-    let Some(worker) = found else { return Ok(()) };
+    let Some(worker) = found.filter(|_| !is_hinted) else { return Ok(()) };
     let (model, workers) = (&request.model, state.registry.snapshot());
     let is_its = |leg| workers.pool(model, leg).iter().any(|one| one.worker_id() == worker.id());
     if workers.serves(model) && ![Leg::Aggregated, Leg::Prefill, Leg::Decode].into_iter().any(is_its) {
