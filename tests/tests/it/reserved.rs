@@ -27,7 +27,7 @@ async fn cluster(flags: &[String]) -> TestCluster {
 const ANSWER: &str = r#"{"id":"x","object":"text_completion","created":1,"model":"tiny","choices":[{"index":0,"text":"hi","finish_reason":"stop"}],"usage":{"prompt_tokens":1,"completion_tokens":1,"total_tokens":2}}"#;
 
 /// Every reserved field, by every engine's own name.
-const FIELDS: [&str; 18] = [
+const FIELDS: [&str; 30] = [
     "kv_transfer_params",
     "ec_transfer_params",
     "kv_cache_report_mode",
@@ -44,6 +44,18 @@ const FIELDS: [&str; 18] = [
     "routed_dp_rank",
     "disagg_prefill_dp_rank",
     "data_parallel_rank",
+    "encoder_urls",
+    "need_wait_for_mm_inputs",
+    "num_items_assigned",
+    "mm_data_mooncake",
+    "mm_hashes",
+    "mm_content_hashes",
+    "kv_hints",
+    "kv_router_hint",
+    "http_worker_ipc",
+    "lora_id",
+    "external_trace_header",
+    "received_time",
     "nvext",
     "_HEALTH_CHECK",
 ];

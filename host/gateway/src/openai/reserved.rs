@@ -2,7 +2,7 @@
 
 /// Fields of the handoff and of the gateway. A partial set of `kv_transfer_params` kills a real decode
 /// engine.
-pub(crate) const RESERVED_FIELDS: [&str; 18] = [
+pub(crate) const RESERVED_FIELDS: [&str; 30] = [
     "kv_transfer_params",
     "ec_transfer_params",
     "kv_cache_report_mode",
@@ -19,6 +19,18 @@ pub(crate) const RESERVED_FIELDS: [&str; 18] = [
     "routed_dp_rank",
     "disagg_prefill_dp_rank",
     "data_parallel_rank",
+    "encoder_urls",
+    "need_wait_for_mm_inputs",
+    "num_items_assigned",
+    "mm_data_mooncake",
+    "mm_hashes",
+    "mm_content_hashes",
+    "kv_hints",
+    "kv_router_hint",
+    "http_worker_ipc",
+    "lora_id",
+    "external_trace_header",
+    "received_time",
     "nvext",
     "_HEALTH_CHECK",
 ];
