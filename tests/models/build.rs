@@ -13,7 +13,7 @@ mod flaws;
 use flaws::{FLAWS, Flaw};
 
 /// The files under test, as modules.
-const FILES: [(&str, &str); 17] = [
+const FILES: [(&str, &str); 18] = [
     ("breaker", "host/workers/src/breaker.rs"),
     ("covers", "crates/prefix-index/src/index/covers.rs"),
     ("gates", "crates/prefix-index/src/index/gates.rs"),
@@ -24,6 +24,7 @@ const FILES: [(&str, &str); 17] = [
     ("lockfree_map", "crates/prefix-index/src/index/lockfree_map.rs"),
     ("lookup", "crates/prefix-index/src/index/lookup.rs"),
     ("memory", "crates/prefix-index/src/index/memory.rs"),
+    ("mixer", "crates/prefix-index/src/index/mixer.rs"),
     ("reach", "crates/prefix-index/src/index/reach.rs"),
     ("recorded", "crates/prefix-index/src/index/recorded.rs"),
     ("segments", "crates/prefix-index/src/index/segments.rs"),

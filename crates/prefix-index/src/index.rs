@@ -44,6 +44,7 @@ mod locate;
 mod lockfree_map;
 mod lookup;
 mod memory;
+mod mixer;
 mod moved_blocks;
 mod provisional;
 mod queue;

@@ -4,7 +4,6 @@
 
 mod activity;
 mod average;
-mod block_map;
 mod booking;
 mod breaker;
 mod columns;

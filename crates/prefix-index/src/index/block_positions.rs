@@ -7,7 +7,10 @@
 //! search ends at the first line that no key passed. A removed key leaves nothing behind: a table whose
 //! engine evicts as much as it stores is never rebuilt.
 
-use super::memory::{difference, heap};
+use super::{
+    memory::{difference, heap},
+    mixer::Mixer,
+};
 
 /// Number of parts of a large table. Only one part is rebuilt at a time, which keeps the peak of memory low.
 const PARTS: usize = 64;
@@ -33,6 +36,7 @@ pub(super) struct BlockPositions {
     parts: Vec<Part>,
     held: usize,
     bytes: usize,
+    mixer: Mixer,
 }
 
 /// Part of a table, rebuilt alone.
@@ -57,9 +61,8 @@ struct Line {
 const PASSED: u32 = 8;
 
 /// Returns 32 bits of an engine hash, which may be a plain number.
-fn tag_of(engine: u64) -> u32 {
-    let mixed = (engine ^ 0x2545_f491_4f6c_dd1d).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    ((mixed ^ (mixed >> 32)) as u32).max(EMPTY + 1)
+fn tag_of(mixer: Mixer, engine: u64) -> u32 {
+    (mixer.mix(engine) as u32).max(EMPTY + 1)
 }
 
 impl BlockPositions {
@@ -67,7 +70,8 @@ impl BlockPositions {
     ///
     /// A loop of few instructions, so that the processor waits for many lines at once.
     pub(super) fn prefetch(&self, engine: &[u64]) -> u32 {
-        let tags = engine.iter().map(|hash| tag_of(*hash));
+        let mixer = self.mixer;
+        let tags = engine.iter().map(|hash| tag_of(mixer, *hash));
         if let [part] = &self.parts[..] {
             return tags.map(|tag| part.load(tag)).fold(0, u32::wrapping_add);
         }
@@ -76,7 +80,7 @@ impl BlockPositions {
 
     /// Finds a block. `is` returns whether the block at a position has this hash.
     pub(super) fn find(&self, engine: u64, is: impl Fn(Position) -> bool) -> Option<Position> {
-        let tag = tag_of(engine);
+        let tag = tag_of(self.mixer, engine);
         self.part(tag)?.find(tag, is).map(|(_, _, position)| position)
     }
 
@@ -90,7 +94,7 @@ impl BlockPositions {
         if self.parts.is_empty() || (self.parts.len() == 1 && self.held >= MAX_UNDIVIDED) {
             self.divide();
         }
-        let new = self.add(tag_of(engine), position, is);
+        let new = self.add(tag_of(self.mixer, engine), position, is);
         self.held += usize::from(new);
         new
     }
@@ -111,7 +115,7 @@ impl BlockPositions {
 
     /// Removes the block at a position.
     pub(super) fn remove(&mut self, engine: u64, position: Position) {
-        let tag = tag_of(engine);
+        let tag = tag_of(self.mixer, engine);
         let removed = self.change(tag, |part| part.remove(tag, position));
         self.held -= usize::from(removed);
         if self.held == 0 {

@@ -1,10 +1,10 @@
 //! A hash map from `u64` to `u64` that one thread writes while other threads read it without a lock.
 //!
-//! Keys are hashes already, so they are not hashed again. Open addressing: a key lies in its home line (64
-//! bytes, four cells) or in a later cell, with no empty cell in between. A lookup usually costs one cache
-//! miss, and lookups of several keys overlap their misses. Cells never move. When the map is too full or too
-//! sparse, its writer builds a new one and publishes it; readers of the old one see the content from just
-//! before.
+//! Keys are hashes, whose places a stranger cannot choose (`mixer.rs`). Open addressing: a key lies in its
+//! home line (64 bytes, four cells) or in a later cell, with no empty cell in between. A lookup usually costs
+//! one cache miss, and lookups of several keys overlap their misses. Cells never move. When the map is too
+//! full or too sparse, its writer builds a new one and publishes it; readers of the old one see the content
+//! from just before.
 //!
 //! # Why a reader never returns another key's value
 //! A cell changes its key in three steps. Both writes are releases and both reads acquires, so a reader that
@@ -30,7 +30,7 @@
 
 use std::sync::Arc;
 
-use super::memory::heap;
+use super::{memory::heap, mixer::Mixer};
 use crate::sync::atomic::{
     AtomicU64,
     Ordering::{Acquire, Relaxed, Release},
@@ -67,6 +67,7 @@ struct ReuseCount(AtomicU64);
 #[derive(Debug, Default)]
 pub(super) struct LockfreeMap {
     lines: Box<[Line]>,
+    mixer: Mixer,
     reuse_count: ReuseCount,
 }
 
@@ -85,9 +86,9 @@ fn key_of(hash: u64) -> u64 {
 }
 
 impl LockfreeMap {
-    fn new(cells: usize) -> Self {
+    fn new(cells: usize, mixer: Mixer) -> Self {
         let lines = (0..cells.div_ceil(WIDTH)).map(|_| Line::default()).collect();
-        Self { lines, reuse_count: ReuseCount::default() }
+        Self { lines, mixer, reuse_count: ReuseCount::default() }
     }
 
     /// Returns the value of a key.
@@ -116,7 +117,7 @@ impl LockfreeMap {
 
     /// Returns the first line of a key. Shards and parts choose by other bits of the hash.
     fn home(&self, key: u64) -> usize {
-        (((key & 0xffff_ffff) * self.lines.len() as u64) >> 32) as usize
+        (((self.mixer.mix(key) & 0xffff_ffff) * self.lines.len() as u64) >> 32) as usize
     }
 
     fn cell(&self, at: usize) -> Option<&Cell> {
@@ -254,7 +255,7 @@ impl MapWriter {
 
     /// Builds a new map with five cells for every two of `held` keys. The fullest map has three for two.
     fn rebuild(&mut self, held: usize) {
-        let map = LockfreeMap::new((held * 5).div_ceil(2));
+        let map = LockfreeMap::new((held * 5).div_ceil(2), self.map.mixer);
         for (key, value) in self.map.entries() {
             if let Search::Free(at, _) = map.search(key) {
                 map.put(at, key, value);

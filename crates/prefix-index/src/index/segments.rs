@@ -19,7 +19,7 @@
 
 use std::sync::Arc;
 
-use super::{invariants::BrokenInvariants, lockfree_map::LockfreeMap, memory::heap};
+use super::{invariants::BrokenInvariants, lockfree_map::LockfreeMap, memory::heap, mixer::Mixer};
 use crate::{
     id::BlockHash,
     sync::{
@@ -195,7 +195,7 @@ impl Default for Tree {
 /// Returns the shard of a head.
 pub(super) fn shard_of(head: BlockHash) -> usize {
     // The map uses the lowest bits.
-    (head.0 >> 40) as usize % SHARDS
+    (Mixer::default().mix(head.0) >> 40) as usize % SHARDS
 }
 
 impl Tree {

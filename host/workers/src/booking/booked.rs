@@ -7,11 +7,14 @@
 //!
 //! Hashes of other gateways may be wrong: no hashes make a count underflow.
 
-use std::sync::Arc;
+use std::{collections::HashMap, sync::Arc};
 
 use prefix_index::Prefix;
 
-use crate::{block_map::BlockMap, columns::bucket, id::BlockHash, invariant::Invariant};
+use crate::{columns::bucket, id::BlockHash, invariant::Invariant};
+
+/// A hash map by block hash. Prompts determine the hashes, so they are mixed with numbers of this process.
+type BlockMap<V> = HashMap<BlockHash, V, foldhash::fast::RandomState>;
 
 /// The tree of booked blocks.
 #[derive(Debug, Default)]
