@@ -46,7 +46,7 @@ pub(super) struct BodyLimits {
     pub(super) bytes: usize,
     /// How long the client may pause.
     pub(super) idle: Duration,
-    /// Smallest rate in bytes per second, after the first `idle`; 0: any rate.
+    /// Smallest rate in bytes per second, over the last two `idle`; 0: any rate.
     pub(super) min_rate: u32,
     /// Deadline of the whole request.
     pub(super) deadline: Instant,
@@ -64,22 +64,28 @@ impl BodyLimits {
         }
     }
 
-    /// Deadline of the next bytes of an upload that began at `begun`, and the error when it passes.
-    fn next_until(&self, begun: Instant, received: usize) -> (Instant, ApiError) {
+    /// Deadline of the next bytes of an upload that is fast enough until `slowest` without them, and the
+    /// error when it passes.
+    fn next_until(&self, slowest: Instant) -> (Instant, ApiError) {
         let mut first = (self.deadline, ApiError::Deadline);
         let idle = Instant::now() + self.idle;
         if idle < first.0 {
             first = (idle, ApiError::RequestTimeout(self.idle));
         }
-        if self.min_rate > 0 {
-            #[expect(clippy::cast_precision_loss, reason = "the size of a body")]
-            let earned = Duration::from_secs_f64(received as f64 / f64::from(self.min_rate));
-            let slowest = begun + self.idle + earned;
-            if slowest < first.0 {
-                first = (slowest, ApiError::BodyTooSlow(self.min_rate));
-            }
+        if self.min_rate > 0 && slowest < first.0 {
+            first = (slowest, ApiError::BodyTooSlow(self.min_rate));
         }
         first
+    }
+
+    /// Moves `slowest` by the time that bytes earn at the smallest rate. However many arrive at once, they
+    /// leave two times `idle`: otherwise an upload could stand almost still for hours and keep its room.
+    fn earn(&self, slowest: &mut Instant, bytes: usize) {
+        if self.min_rate > 0 {
+            #[expect(clippy::cast_precision_loss, reason = "the size of a body")]
+            let earned = Duration::from_secs_f64(bytes as f64 / f64::from(self.min_rate));
+            *slowest = (*slowest + earned).min(Instant::now() + 2 * self.idle);
+        }
     }
 }
 
@@ -99,18 +105,19 @@ pub(super) async fn read(
         return Err(ApiError::PayloadTooLarge(limits.bytes));
     }
     let declared = usize::try_from(body.size_hint().lower()).unwrap_or(0);
-    let (begun, mut received) = (Instant::now(), 0);
+    let (mut slowest, mut received) = (Instant::now() + limits.idle, 0);
     // Boxed, because few bodies have one.
     let mut decoder = coding.map(|coding| Decoder::new(coding, limits.bytes).map(Box::new)).transpose()?;
     let mut body = Limited::new(body, limits.bytes);
     let (mut first, mut joined) = (Bytes::new(), BytesMut::new());
     loop {
-        let (until, late) = limits.next_until(begun, received);
+        let (until, late) = limits.next_until(slowest);
         let Ok(next) = timeout_at(until, body.frame()).await else { return Err(late) };
         let Some(frame) = next else { break };
         let frame = frame.map_err(|error| failure(&*error, limits.bytes))?;
         let Ok(data) = frame.into_data() else { continue };
         received += data.len();
+        limits.earn(&mut slowest, data.len());
         if let Some(decoder) = &mut decoder {
             Box::pin(decoder.decode(&data, held)).await?;
             continue;
@@ -232,7 +239,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn each_limit_is_named() {
         let within = async |frames, limits| {
-            read(body(frames), None, limits, &mut Budget::new(100).share()).await.unwrap_err()
+            read(body(frames), None, limits, &mut Budget::new(300).share()).await.unwrap_err()
         };
         let read_all = async |frames| within(frames, LIMITS()).await;
         assert_eq!(read_all(vec![(0, "abcdef"), (0, "ghijk")]).await, ApiError::PayloadTooLarge(10));
@@ -242,6 +249,11 @@ mod tests {
         assert_eq!(read_all(slow.clone()).await, ApiError::Deadline);
         let limits = BodyLimits { min_rate: 1, ..LIMITS() };
         assert_eq!(within(slow, limits).await, ApiError::BodyTooSlow(1));
+        // A burst earns no more than two pauses: at its rate it would have earned 200 s.
+        let limits = BodyLimits { bytes: 300, deadline: Instant::now() + Duration::from_secs(300), ..limits };
+        let stalled = [vec![(0, &*"x".repeat(200).leak())], vec![(20, "a"); 5]].concat();
+        // I5.7
+        assert_eq!(within(stalled, limits).await, ApiError::BodyTooSlow(1));
         let full = read(body(vec![(0, "ab"), (0, "cd")]), None, LIMITS(), &mut Budget::new(3).share()).await;
         assert_eq!(full, Err(ApiError::BodyBytesInFlight(3)));
     }
