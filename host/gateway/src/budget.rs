@@ -11,11 +11,18 @@ const SMALL_BODY: usize = 256 * 1024;
 /// Part of the bytes in flight that only small bodies may use.
 const SMALL_BODIES_PART: usize = 8;
 
+/// A tenant may take this many times the room that is left, so that it leaves some for every other one.
+const TIMES_WHAT_IS_LEFT: usize = 2;
+/// Number of counters of tenants. Tenants whose hashes have the same counter share their part.
+const COUNTERS: usize = 256;
+
 /// Shared limit of a resource, and the amount in use.
 #[derive(Debug)]
 pub struct Budget {
     limit: AtomicUsize,
     used: AtomicUsize,
+    /// Part of `used` that tenants took.
+    by_tenant: [AtomicUsize; COUNTERS],
 }
 
 /// Amount that one user took from a [`Budget`]. Dropping it gives the amount back.
@@ -23,13 +30,19 @@ pub struct Budget {
 pub(crate) struct Share {
     budget: Arc<Budget>,
     amount: usize,
+    /// Counter of the tenant for which it was taken.
+    counter: Option<u8>,
 }
 
 impl Budget {
     /// Returns an unused budget.
     #[must_use]
     pub(crate) fn new(limit: usize) -> Arc<Self> {
-        Arc::new(Self { limit: AtomicUsize::new(limit), used: AtomicUsize::new(0) })
+        Arc::new(Self {
+            limit: AtomicUsize::new(limit),
+            used: AtomicUsize::new(0),
+            by_tenant: [const { AtomicUsize::new(0) }; COUNTERS],
+        })
     }
 
     /// Changes the limit. Parts in use stay in use.
@@ -51,7 +64,14 @@ impl Budget {
     /// Returns a share that is still empty.
     #[must_use]
     pub(crate) fn share(self: &Arc<Self>) -> Share {
-        Share { budget: self.clone(), amount: 0 }
+        Share { budget: self.clone(), amount: 0, counter: None }
+    }
+
+    /// Like [`Budget::share`], for the bodies of a tenant, by its salted hash.
+    #[must_use]
+    pub(crate) fn share_of(self: &Arc<Self>, tenant: Option<u64>) -> Share {
+        let counter = tenant.map(|tenant| (tenant % COUNTERS as u64) as u8);
+        Share { budget: self.clone(), amount: 0, counter }
     }
 
     /// Takes `amount`; `None` when the limit does not allow it.
@@ -79,7 +99,25 @@ impl Share {
     #[must_use]
     pub(crate) fn grow_body(&mut self, more: usize) -> bool {
         let is_small = self.amount + more <= SMALL_BODY;
-        self.grow(more, if is_small { 0 } else { self.limit() / SMALL_BODIES_PART })
+        let kept_free = if is_small { 0 } else { self.limit() / SMALL_BODIES_PART };
+        let taken = self.leaves_room(more, kept_free) && self.grow(more, kept_free);
+        if taken && let Some(of_tenant) = self.of_tenant() {
+            of_tenant.fetch_add(more, Relaxed);
+        }
+        taken
+    }
+
+    /// Returns whether its tenant leaves room for others with `more` bytes. A tenant's only body may have any
+    /// size that fits.
+    fn leaves_room(&self, more: usize, kept_free: usize) -> bool {
+        let Some(of_tenant) = self.of_tenant().map(|of_tenant| of_tenant.load(Relaxed)) else { return true };
+        let taken = self.budget.used().saturating_add(more).saturating_add(kept_free);
+        let left = self.limit().saturating_sub(taken);
+        of_tenant == self.amount || of_tenant.saturating_add(more) <= left.saturating_mul(TIMES_WHAT_IS_LEFT)
+    }
+
+    fn of_tenant(&self) -> Option<&AtomicUsize> {
+        self.budget.by_tenant.get(usize::from(self.counter?))
     }
 
     /// Returns how much was taken.
@@ -98,6 +136,9 @@ impl Share {
 impl Drop for Share {
     fn drop(&mut self) {
         self.budget.used.fetch_sub(self.amount, Relaxed);
+        if let Some(of_tenant) = self.of_tenant() {
+            of_tenant.fetch_sub(self.amount, Relaxed);
+        }
     }
 }
 
@@ -118,6 +159,31 @@ mod tests {
         assert!(!one.grow(1, 0));
         drop(one);
         assert_eq!(budget.used(), 0);
+    }
+
+    #[test]
+    fn l1_a_tenant_leaves_room_for_the_bodies_of_others() {
+        let budget = Budget::new(800 * SMALL_BODY);
+        let take = |tenant: u64, bytes: usize| {
+            let mut share = budget.share_of(Some(tenant));
+            share.grow_body(bytes).then_some(share)
+        };
+        for bytes in [SMALL_BODY, 4 * SMALL_BODY] {
+            let first: Vec<Share> = std::iter::from_fn(|| take(7, bytes)).collect();
+            // L1.14: two thirds of what bodies of this size may use.
+            assert_eq!(first.len() * bytes / SMALL_BODY, if bytes == SMALL_BODY { 533 } else { 464 });
+            assert!(take(7, bytes).is_none());
+            drop(first);
+            // L1.14: its only body.
+            assert!(take(7, 699 * SMALL_BODY).is_some());
+            let first: Vec<Share> = std::iter::from_fn(|| take(7, bytes)).collect();
+            let second: Vec<Share> = std::iter::from_fn(|| take(8, bytes)).collect();
+            // L1.14
+            assert!(second.len() * bytes >= 100 * SMALL_BODY && take(9, bytes).is_some());
+            drop((first, second));
+            assert_eq!(budget.used(), 0);
+        }
+        assert!(budget.by_tenant.iter().all(|tenant| tenant.load(Relaxed) == 0));
     }
 
     #[test]

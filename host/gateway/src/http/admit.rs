@@ -54,7 +54,7 @@ pub(super) async fn admit(
     started: Instant,
 ) -> Result<Admitted, ApiError> {
     check_rate(state, &caller)?;
-    let mut held = state.body_bytes.share();
+    let mut held = state.body_bytes.share_of(caller.tenant_hash());
     let coding = Coding::of(headers)?;
     let body = body::read(body, coding, BodyLimits::of(state, started), &mut held).await?;
     Ok(Admitted { body, caller, held })
