@@ -247,12 +247,12 @@ fn promtool(arguments: &[&str], input: Option<&[u8]>) {
 
 #[test]
 fn m5_alert_rules_pass_promtool_and_fire_for_no_healthy_run() {
-    let path = |name: &str| file(&format!("deploy/prometheus/{name}")).canonicalize().unwrap();
-    let rules = path("alerts.yaml");
+    let rules = file("deploy/helm/pointsman/files/alerts.yaml").canonicalize().unwrap();
+    let tests = file("deploy/prometheus/alerts.test.yaml").canonicalize().unwrap();
     // M5.1
     promtool(&["check", "rules", rules.to_str().unwrap()], None);
     // M5.6
-    promtool(&["test", "rules", path("alerts.test.yaml").to_str().unwrap()], None);
+    promtool(&["test", "rules", tests.to_str().unwrap()], None);
     let mut test = format!(
         "rule_files: ['{}']\nevaluation_interval: 1m\ntests:\n- interval: 1m\n  input_series:\n",
         rules.display()
@@ -305,7 +305,7 @@ fn m5_every_metric_and_label_of_rules_and_dashboard_was_scraped() {
     let mut expressions: Vec<String> =
         targets.map(|target| target["expr"].as_str().unwrap().to_owned()).collect();
     assert!(expressions.len() > 40, "{}", expressions.len());
-    let rules = read("deploy/prometheus/alerts.yaml");
+    let rules = read("deploy/helm/pointsman/files/alerts.yaml");
     let rules = rules.split("expr:").skip(1).map(|rule| rule.split("labels:").next().unwrap().to_owned());
     expressions.extend(rules);
     for expression in &expressions {
@@ -350,7 +350,7 @@ const WITHOUT_RULE: [(&str, &str); 7] = [
 
 #[test]
 fn m5_each_counter_of_faults_has_a_rule_or_a_reason_to_have_none() {
-    let rules = read("deploy/prometheus/alerts.yaml");
+    let rules = read("deploy/helm/pointsman/files/alerts.yaml");
     let table = read("docs/metrics.md");
     let counters = table.lines().filter(|row| row.contains("| counter |"));
     let faults = counters.filter(|row| ["bug", "dropped", "refused"].iter().any(|word| row.contains(word)));

@@ -29,7 +29,7 @@ const CONFIG_MAP_BYTES: usize = 1 << 20;
 /// Files that are not a resource, patch or generator of a kustomization, relative to `deploy/kubernetes`.
 const OTHER_FILES: [&str; 1] = ["components/autoscaling/prometheus-adapter.yaml"];
 const RULES_HEAD: &str = "\
-# Written from deploy/prometheus/alerts.yaml by
+# Written from deploy/helm/pointsman/files/alerts.yaml by
 #     UPDATE_DOCS=1 cargo nextest run --package pointsman-gateway --test it
 apiVersion: monitoring.coreos.com/v1
 kind: PrometheusRule
@@ -248,7 +248,7 @@ fn n6_autoscalers_use_metrics_that_exist() {
 
 #[test]
 fn n6_the_rules_of_the_operator_are_those_of_prometheus() {
-    let alerts = fs::read_to_string(root().join("deploy/prometheus/alerts.yaml")).unwrap();
+    let alerts = fs::read_to_string(root().join("deploy/helm/pointsman/files/alerts.yaml")).unwrap();
     let (_comment, groups) = alerts.split_once('\n').unwrap();
     let indented =
         groups.lines().map(|line| if line.is_empty() { "\n".to_owned() } else { format!("  {line}\n") });

@@ -105,14 +105,3 @@ fn n6_every_value_is_described_and_its_schema_knows_no_other() {
     // N6.11
     assert_eq!(read("README.md"), wanted, "the table is stale: the comment above it says how to write it");
 }
-
-#[test]
-fn n6_the_rules_of_the_chart_are_those_of_prometheus() {
-    let alerts = fs::read_to_string(root().join("deploy/prometheus/alerts.yaml")).unwrap();
-    let (_comment, groups) = alerts.split_once('\n').unwrap();
-    if std::env::var_os("UPDATE_DOCS").is_some() {
-        fs::write(chart().join("files/alerts.yaml"), groups).unwrap();
-    }
-    // N6.6
-    assert_eq!(read("files/alerts.yaml"), groups, "the rules are stale: UPDATE_DOCS=1 writes them");
-}
