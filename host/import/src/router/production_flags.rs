@@ -3,6 +3,7 @@
 //! They come from vllm-project/production-stack, `src/vllm_router/parsers/parser.py`.
 
 use super::flags::{
+    self,
     Arity::{One, Switch},
     Flag, approximated, missing, read, translated,
 };
@@ -17,31 +18,26 @@ const HEALTH: &str = "every worker is asked, every probe.interval";
 /// All flags, apart from `--host` and `--port`.
 const FLAGS: &[Flag] = &[
     // Read by the translation.
-    read("service-discovery", One),
-    read("static-backends", One),
-    read("static-models", One),
-    read("static-model-labels", One),
-    read("prefill-model-labels", One),
-    read("decode-model-labels", One),
-    read("k8s-port", One),
-    read("k8s-namespace", One),
-    read("k8s-label-selector", One),
-    read("routing-logic", One),
-    read("otel-endpoint", One),
+    read(
+        "service-discovery static-backends static-models static-model-labels prefill-model-labels \
+         decode-model-labels k8s-port k8s-namespace k8s-label-selector routing-logic otel-endpoint",
+        One,
+    ),
     // Flags for things that the gateway always does, or does in another way.
     approximated("k8s-service-discovery-type", One, "workers are pods, by their addresses"),
     approximated("k8s-watcher-timeout-seconds", One, "the watch lasts discovery.kubernetes.watch"),
     approximated("static-model-types", One, "read from engines: /v1/models, /health"),
     translated("static-backend-health-checks", Switch, HEALTH),
     approximated("static-backend-health-check-interval", One, HEALTH),
-    approximated("static-backend-health-check-timeout-seconds", One, "set probe.timeout"),
-    approximated("backend-health-check-timeout-seconds", One, "set probe.timeout"),
+    approximated(
+        "static-backend-health-check-timeout-seconds backend-health-check-timeout-seconds",
+        One,
+        "set probe.timeout",
+    ),
     approximated("session-key", One, "a session is named in x-session-id: let clients send that"),
     translated("request-rewriter", One, "requests are not rewritten"),
-    approximated("engine-stats-interval", One, STATS),
-    approximated("request-stats-window", One, STATS),
+    approximated("engine-stats-interval request-stats-window log-stats-interval", One, STATS),
     approximated("log-stats", Switch, STATS),
-    approximated("log-stats-interval", One, STATS),
     approximated("log-level", One, "set the environment variable RUST_LOG"),
     approximated("log-format", One, "start the gateway with --log-json for JSON"),
     approximated("otel-service-name", One, "the service is called pointsman in traces"),
@@ -59,23 +55,25 @@ const FLAGS: &[Flag] = &[
     missing("static-aliases", One, "a model has the names of its engine (--served-model-name)"),
     missing("callbacks", One, "policies choose workers and do not see requests' texts"),
     missing("enable-batch-api", Switch, BATCH),
-    missing("file-storage-class", One, BATCH),
-    missing("file-storage-path", One, BATCH),
-    missing("batch-processor", One, BATCH),
-    missing("dynamic-config-yaml", One, "import its keys as flags; this file is reloaded on change"),
-    missing("dynamic-config-json", One, "import its keys as flags; this file is reloaded on change"),
+    missing("file-storage-class file-storage-path batch-processor", One, BATCH),
+    missing(
+        "dynamic-config-yaml dynamic-config-json",
+        One,
+        "import its keys as flags; this file is reloaded on change",
+    ),
     missing("feature-gates", One, "there is no semantic cache and no detection of personal data"),
-    missing("semantic-cache-model", One, "answers are not cached"),
-    missing("semantic-cache-dir", One, "answers are not cached"),
-    missing("semantic-cache-threshold", One, "answers are not cached"),
-    missing("sentry-dsn", One, SENTRY),
-    missing("sentry-traces-sample-rate", One, SENTRY),
-    missing("sentry-profile-session-sample-rate", One, SENTRY),
-    missing("lmcache-controller-port", One, LMCACHE),
-    missing("lmcache-controller-reply-port", One, LMCACHE),
-    missing("lmcache-controller-heartbeat-port", One, LMCACHE),
-    missing("lmcache-health-check-interval", One, LMCACHE),
-    missing("lmcache-worker-timeout", One, LMCACHE),
+    missing(
+        "semantic-cache-model semantic-cache-dir semantic-cache-threshold",
+        One,
+        "answers are not cached",
+    ),
+    missing("sentry-dsn sentry-traces-sample-rate sentry-profile-session-sample-rate", One, SENTRY),
+    missing(
+        "lmcache-controller-port lmcache-controller-reply-port lmcache-controller-heartbeat-port \
+         lmcache-health-check-interval lmcache-worker-timeout",
+        One,
+        LMCACHE,
+    ),
     missing("external-providers-config", One, "add them as [[workers]] with engine = \"openai\""),
 ];
 
@@ -84,7 +82,7 @@ const COMMON: [&str; 3] = ["service-discovery", "log-level", "version"];
 
 /// Returns a flag by its name.
 pub(super) fn find(name: &str) -> Option<Flag> {
-    FLAGS.iter().find(|flag| flag.name == name).copied()
+    flags::find_in(FLAGS, name)
 }
 
 /// Returns whether arguments belong to this router.
@@ -109,6 +107,6 @@ pub(super) fn is_meant<'a>(arguments: impl Iterator<Item = &'a str>) -> bool {
 
 /// Returns the names of all flags.
 #[cfg(test)]
-pub(super) fn names() -> impl Iterator<Item = (&'static str, super::flags::Arity)> {
-    FLAGS.iter().map(|flag| (flag.name, flag.arity))
+pub(super) fn names() -> impl Iterator<Item = (&'static str, flags::Arity)> {
+    flags::names_in(FLAGS)
 }
