@@ -20,5 +20,4 @@ pub mod tls_proxy;
 pub use client::{Client, Reply, Stream};
 pub use cluster::{TestCluster, TestClusterBuilder, client_keys};
 pub use collector::{Behaviour, Collector, ReceivedSpan};
-pub use own_process::own_process;
 pub use raw_engine::{Act, RawEngine, RawRequest};

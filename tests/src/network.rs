@@ -20,6 +20,8 @@ use pointsman_sim::{Dialect, Role, Sim, SimConfig};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
+use crate::own_process::run_alone;
+
 /// Set in the process that runs one test in a namespace of its own.
 const INSIDE: &str = "POINTSMAN_TEST_NETWORK";
 /// Describes the engine that [`serve_engine`] runs.
@@ -27,14 +29,26 @@ const ENGINE: &str = "POINTSMAN_TEST_ENGINE";
 /// Port of each engine.
 const ENGINE_PORT: u16 = 8_000;
 
-/// Returns true in a process that has a network of its own. Elsewhere, runs the test called `path`
-/// (`concat!(module_path!(), "::name")`) in such a process and returns false. Says so when it cannot.
+/// Goes on in a process that has a network of its own. Elsewhere runs the test that has this line in such a
+/// process and returns from it.
+#[macro_export]
+macro_rules! own_network {
+    () => {{
+        fn here() {}
+        if !$crate::network::is_own(std::any::type_name_of_val(&here)) {
+            return;
+        }
+    }};
+}
+
+/// Returns true in a process that has a network of its own. Elsewhere runs the test around `place`, the
+/// path of a function in it, in such a process and returns false. Says so when it cannot.
 ///
 /// # Panics
 /// When the test fails there.
 #[must_use]
 #[expect(clippy::panic, clippy::print_stderr, reason = "a part of a test")]
-pub fn own_network(path: &str) -> bool {
+pub fn is_own(place: &str) -> bool {
     if env::var_os(INSIDE).is_some() {
         let forward = || fs::write("/proc/sys/net/ipv4/ip_forward", "1").map_err(anyhow::Error::from);
         if let Err(error) = run("ip", &["link", "set", "lo", "up"]).and_then(|()| forward()) {
@@ -50,15 +64,12 @@ pub fn own_network(path: &str) -> bool {
             return false;
         }
     }
-    let (_, name) = path.split_once("::").unwrap_or_else(|| panic!("{path} does not name a crate"));
-    let program = env::current_exe().unwrap_or_else(|error| panic!("the path of this program: {error}"));
-    let mut command = Command::new("unshare");
-    command.arg("--net").arg(program).args([name, "--exact", "--nocapture"]).env(INSIDE, "1");
-    let output = command.output().unwrap_or_else(|error| panic!("start a process for {name}: {error}"));
-    let text = String::from_utf8_lossy(&output.stdout);
-    let failed = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && text.contains("1 passed"), "{name} in its network:\n{text}{failed}");
-    eprint!("{failed}");
+    let inside = |program| {
+        let mut command = Command::new("unshare");
+        command.arg("--net").arg(program);
+        command
+    };
+    eprint!("{}", run_alone(place, INSIDE, inside));
     false
 }
 

@@ -358,12 +358,7 @@ impl io::Write for Log {
 
 #[tokio::test]
 async fn a5_b1_the_log_has_the_client_s_request_id_and_whether_remote_prefill_is_enforced() {
-    if !own_process(concat!(
-        module_path!(),
-        "::a5_b1_the_log_has_the_client_s_request_id_and_whether_remote_prefill_is_enforced"
-    )) {
-        return;
-    }
+    own_process!();
     let log = Log::default();
     let writer = log.clone();
     tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).init();

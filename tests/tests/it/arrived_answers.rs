@@ -121,10 +121,7 @@ async fn e4_a_prefill_that_has_begun_to_answer_at_the_deadline_is_not_closed() {
 #[tokio::test]
 #[expect(clippy::await_holding_lock, reason = "only the gateway's thread waits for it")]
 async fn e1_a_handoff_that_arrived_before_its_client_left_is_consumed() {
-    if !own_process(concat!(module_path!(), "::e1_a_handoff_that_arrived_before_its_client_left_is_consumed"))
-    {
-        return;
-    }
+    own_process!();
     let log = Log::default();
     let writer = log.clone();
     tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).init();

@@ -24,12 +24,7 @@ impl std::io::Write for Log {
 #[tokio::test]
 #[expect(clippy::too_many_lines, reason = "one story from the start to the end")]
 async fn every_change_is_in_the_audit_log_with_who_and_what_and_is_counted() {
-    if !own_process(concat!(
-        module_path!(),
-        "::every_change_is_in_the_audit_log_with_who_and_what_and_is_counted"
-    )) {
-        return;
-    }
+    own_process!();
     let log = Log::default();
     let writer = log.clone();
     tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).init();

@@ -109,9 +109,7 @@ fn epolls_by_ports() -> HashMap<(u16, u16), BTreeSet<u64>> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_event_of_an_engine_wakes_another_data_thread() {
-    if !own_process(concat!(module_path!(), "::no_event_of_an_engine_wakes_another_data_thread")) {
-        return;
-    }
+    own_process!();
     const THREADS: usize = 8;
     const ROUNDS: usize = 4;
     let peers = Peers::default();
@@ -174,9 +172,7 @@ async fn complete(client: &mut TcpStream) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_data_thread_uses_no_connection_of_another() {
-    if !own_process(concat!(module_path!(), "::a_data_thread_uses_no_connection_of_another")) {
-        return;
-    }
+    own_process!();
     let peers = Peers::default();
     let address = engine(peers.clone()).await;
     let cluster = TestClusterBuilder::new()

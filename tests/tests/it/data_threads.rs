@@ -58,9 +58,7 @@ async fn converse(client: Client, number: usize) -> Vec<String> {
 
 #[tokio::test]
 async fn several_data_threads_share_the_requests_and_lose_none() {
-    if !own_process(concat!(module_path!(), "::several_data_threads_share_the_requests_and_lose_none")) {
-        return;
-    }
+    own_process!();
     let remote: SlotEntry = toml::from_str("builtin = \"conditional-disagg\"").unwrap();
     let mut builder = TestClusterBuilder::new().config(|config| {
         config.server.threads = THREADS;

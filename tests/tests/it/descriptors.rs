@@ -9,12 +9,7 @@ use pointsman_tests::{TestClusterBuilder, own_process};
 
 #[tokio::test]
 async fn exhausted_descriptors_are_not_the_worker_s_fault_and_the_client_may_retry() {
-    if !own_process(concat!(
-        module_path!(),
-        "::exhausted_descriptors_are_not_the_worker_s_fault_and_the_client_may_retry"
-    )) {
-        return;
-    }
+    own_process!();
     let cluster = TestClusterBuilder::new()
         .config(|config| {
             config.routing.retries = 0;

@@ -189,9 +189,7 @@ async fn b8_a_rank_has_the_figures_of_its_label() {
 
 #[tokio::test]
 async fn b8_figures_that_vanish_are_told_once() {
-    if !own_process(concat!(module_path!(), "::b8_figures_that_vanish_are_told_once")) {
-        return;
-    }
+    own_process!();
     let log = log();
     let lines = || {
         let text = String::from_utf8_lossy(&log.0.lock()).into_owned();
@@ -226,9 +224,7 @@ async fn b8_figures_that_vanish_are_told_once() {
 
 #[tokio::test]
 async fn b8_an_engine_that_never_told_its_load_is_told_once() {
-    if !own_process(concat!(module_path!(), "::b8_an_engine_that_never_told_its_load_is_told_once")) {
-        return;
-    }
+    own_process!();
     let log = log();
     let engine = vllm(&metrics("vllm:scheduler_running 16\n"), |_| {}).await;
     let cluster = gateway(&engine, "").await;

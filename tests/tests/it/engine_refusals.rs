@@ -342,12 +342,7 @@ impl io::Write for Log {
 
 #[tokio::test]
 async fn b5_an_engine_that_is_another_than_configured_is_an_error_that_an_operator_sees() {
-    if !own_process(concat!(
-        module_path!(),
-        "::b5_an_engine_that_is_another_than_configured_is_an_error_that_an_operator_sees"
-    )) {
-        return;
-    }
+    own_process!();
     let log = Log::default();
     let writer = log.clone();
     tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).init();

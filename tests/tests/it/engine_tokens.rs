@@ -148,12 +148,7 @@ async fn h7_a_question_that_engines_refuse_or_fail_at_costs_only_its_request_the
 
 #[tokio::test]
 async fn h7_an_engine_that_does_not_tokenize_is_left_out_until_it_does() {
-    if !own_process(concat!(
-        module_path!(),
-        "::h7_an_engine_that_does_not_tokenize_is_left_out_until_it_does"
-    )) {
-        return;
-    }
+    own_process!();
     let log = log();
     let lines = |text: &str| String::from_utf8_lossy(&log.0.lock()).matches(text).count();
     for mode in [HAS_NONE, HANGS] {

@@ -46,12 +46,7 @@ async fn reason(cluster: &TestCluster) -> Value {
 
 #[tokio::test]
 async fn f6_operators_see_what_a_failing_engine_answers_until_it_is_mended() {
-    if !own_process(concat!(
-        module_path!(),
-        "::f6_operators_see_what_a_failing_engine_answers_until_it_is_mended"
-    )) {
-        return;
-    }
+    own_process!();
     let log = log();
     let refusal =
         r#"{"error":{"message":"CUDA error: out of memory while running 'SECRET prompt'","code":500}}"#;

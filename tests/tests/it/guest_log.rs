@@ -45,12 +45,7 @@ impl MakeWriter<'_> for Pipe {
 
 #[tokio::test]
 async fn a_policy_s_lines_carry_its_name_generation_and_request_and_are_limited() {
-    if !own_process(concat!(
-        module_path!(),
-        "::a_policy_s_lines_carry_its_name_generation_and_request_and_are_limited"
-    )) {
-        return;
-    }
+    own_process!();
     let (sender, lines) = mpsc::channel();
     LINES.set(sender).unwrap();
     tracing_subscriber::fmt().json().with_writer(Pipe).init();
@@ -119,12 +114,7 @@ async fn a_policy_s_lines_carry_its_name_generation_and_request_and_are_limited(
 
 #[tokio::test]
 async fn t6_failed_calls_and_breakers_are_logged_and_lines_of_trials_are_marked() {
-    if !own_process(concat!(
-        module_path!(),
-        "::t6_failed_calls_and_breakers_are_logged_and_lines_of_trials_are_marked"
-    )) {
-        return;
-    }
+    own_process!();
     let (sender, lines) = mpsc::channel();
     LINES.set(sender).unwrap();
     tracing_subscriber::fmt().json().with_writer(Pipe).init();

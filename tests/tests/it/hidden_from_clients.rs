@@ -280,9 +280,7 @@ async fn a5_a_prefill_answer_that_cannot_be_read_is_not_quoted() {
 
 #[tokio::test]
 async fn a5_an_error_after_the_gateways_own_abort_is_not_logged() {
-    if !own_process(concat!(module_path!(), "::a5_an_error_after_the_gateways_own_abort_is_not_logged")) {
-        return;
-    }
+    own_process!();
     let log = log();
     let aborted = Arc::new(Notify::new());
     let error = status(

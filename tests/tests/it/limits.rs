@@ -28,12 +28,7 @@ fn resident() -> usize {
 
 #[tokio::test]
 async fn i_a_number_of_choices_beyond_the_limit_is_400_on_an_sglang_pair_and_takes_no_memory() {
-    if !own_process(concat!(
-        module_path!(),
-        "::i_a_number_of_choices_beyond_the_limit_is_400_on_an_sglang_pair_and_takes_no_memory"
-    )) {
-        return;
-    }
+    own_process!();
     // A worker that is not split serves the choices that a pair of SGLang cannot.
     let cluster = TestClusterBuilder::new()
         .sim(Dialect::Sglang, Role::Prefill)

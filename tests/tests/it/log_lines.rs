@@ -49,9 +49,7 @@ pub(crate) fn log() -> Log {
 
 #[tokio::test]
 async fn m3_the_log_says_why_spans_were_not_exported() {
-    if !own_process(concat!(module_path!(), "::m3_the_log_says_why_spans_were_not_exported")) {
-        return;
-    }
+    own_process!();
     let log = log();
     let builder = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).config(|config| {
         config.traces.endpoint = Some("http://127.0.0.1:9/SECRET".to_owned());
@@ -78,9 +76,7 @@ async fn m3_the_log_says_why_spans_were_not_exported() {
 
 #[tokio::test]
 async fn p10_the_log_names_each_entry_that_a_source_refuses_once() {
-    if !own_process(concat!(module_path!(), "::p10_the_log_names_each_entry_that_a_source_refuses_once")) {
-        return;
-    }
+    own_process!();
     let (log, dir) = (log(), tempfile::tempdir().unwrap());
     let path = dir.path().join("endpoints.json");
     let write = |names: &[&str]| {
@@ -119,12 +115,7 @@ async fn p10_the_log_names_each_entry_that_a_source_refuses_once() {
 
 #[tokio::test]
 async fn t2_the_access_log_names_the_decode_override_that_refused_a_request() {
-    if !own_process(concat!(
-        module_path!(),
-        "::t2_the_access_log_names_the_decode_override_that_refused_a_request"
-    )) {
-        return;
-    }
+    own_process!();
     let log = log();
     let cluster = TestCluster::disaggregated(Dialect::Vllm, 1, 1).await.unwrap();
     cluster.drop_policy("decode-override.wasm", &scripted(ROGUE_PLANNER, "shed-429 0")).unwrap();
@@ -181,12 +172,7 @@ async fn publish(mut stream: TcpStream) -> io::Result<()> {
 
 #[tokio::test]
 async fn jumping_sequence_numbers_of_kv_events_write_a_line_a_second_and_are_counted() {
-    if !own_process(concat!(
-        module_path!(),
-        "::jumping_sequence_numbers_of_kv_events_write_a_line_a_second_and_are_counted"
-    )) {
-        return;
-    }
+    own_process!();
     let log = log();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let endpoint = format!(",kv_events=tcp://{}", listener.local_addr().unwrap());
@@ -228,11 +214,7 @@ async fn jumping_sequence_numbers_of_kv_events_write_a_line_a_second_and_are_cou
 
 #[tokio::test]
 async fn i3_a_whole_answer_that_is_given_up_has_a_line_with_its_request_and_limit() {
-    let path =
-        concat!(module_path!(), "::i3_a_whole_answer_that_is_given_up_has_a_line_with_its_request_and_limit");
-    if !own_process(path) {
-        return;
-    }
+    own_process!();
     let log = log();
     for (limit, stream) in [("whole_head", false), ("request", false), ("request", true)] {
         let builder = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).config(|config| {
@@ -262,10 +244,7 @@ async fn i3_a_whole_answer_that_is_given_up_has_a_line_with_its_request_and_limi
 
 #[tokio::test]
 async fn p11_workers_with_one_address_for_kv_events_are_told() {
-    let path = concat!(module_path!(), "::p11_workers_with_one_address_for_kv_events_are_told");
-    if !own_process(path) {
-        return;
-    }
+    own_process!();
     let log = log();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let endpoint = format!(",kv_events=tcp://{}", listener.local_addr().unwrap());
@@ -291,10 +270,7 @@ async fn p11_workers_with_one_address_for_kv_events_are_told() {
 
 #[tokio::test]
 async fn p11_workers_with_one_address_for_replays_or_handoffs_are_told() {
-    let path = concat!(module_path!(), "::p11_workers_with_one_address_for_replays_or_handoffs_are_told");
-    if !own_process(path) {
-        return;
-    }
+    own_process!();
     let log = log();
     let sglang = || SimConfig::instant(Dialect::Sglang, Role::Prefill);
     let vllm = || SimConfig::instant(Dialect::Vllm, Role::Aggregated);
@@ -332,11 +308,7 @@ async fn p11_workers_with_one_address_for_replays_or_handoffs_are_told() {
 
 #[tokio::test]
 async fn e2_an_abort_that_an_engine_does_not_allow_is_told_once_for_each_worker() {
-    let path =
-        concat!(module_path!(), "::e2_an_abort_that_an_engine_does_not_allow_is_told_once_for_each_worker");
-    if !own_process(path) {
-        return;
-    }
+    own_process!();
     let log = log();
     let answer = |request: &RawRequest| match request.line.as_str() {
         "GET /v1/models" => vec![Act::Send(json(r#"{"data":[{"id":"tiny"}]}"#))],
@@ -372,10 +344,7 @@ async fn e2_an_abort_that_an_engine_does_not_allow_is_told_once_for_each_worker(
 
 #[tokio::test]
 async fn h6_kv_events_of_a_healthy_worker_that_never_arrive_are_told() {
-    let path = concat!(module_path!(), "::h6_kv_events_of_a_healthy_worker_that_never_arrive_are_told");
-    if !own_process(path) {
-        return;
-    }
+    own_process!();
     let log = log();
     // Nothing listens at port 9.
     let config = SimConfig::instant(Dialect::Vllm, Role::Aggregated);
@@ -422,13 +391,7 @@ async fn h6_kv_events_of_a_healthy_worker_that_never_arrive_are_told() {
 
 #[tokio::test]
 async fn b6_a_remote_prefill_that_fails_for_good_has_one_line_and_a_refused_one_none() {
-    let path = concat!(
-        module_path!(),
-        "::b6_a_remote_prefill_that_fails_for_good_has_one_line_and_a_refused_one_none"
-    );
-    if !own_process(path) {
-        return;
-    }
+    own_process!();
     let log = log();
     for (local_fallback, status, expected) in
         [(false, 500, 1), (true, 500, 1), (false, 422, 0), (false, 503, 0)]

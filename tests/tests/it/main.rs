@@ -1,6 +1,6 @@
 //! A gateway in process, simulated engines, real sockets: one file for each concern, all in one program,
 //! since each program links the whole gateway (200 MB). A test that changes its process, or reads what all
-//! of it does, begins with `own_process`. Tests that count allocations stand beside this directory: a
+//! of it does, begins with `own_process!`. Tests that count allocations stand beside this directory: a
 //! program has one allocator.
 
 #![allow(

@@ -9,7 +9,8 @@ use pointsman_tests::{
     client::text_of,
     etcd::Etcd,
     nats::Nats,
-    network::{Host, own_network, serve_engine},
+    network::{Host, serve_engine},
+    own_network,
 };
 use pointsman_workers::WorkerSpec;
 use serde_json::{Value, json};
@@ -113,12 +114,7 @@ async fn cut_in_the_middle(cluster: &TestCluster, hosts: &[Host]) -> (Vec<String
 
 #[tokio::test]
 async fn i16_a_stream_whose_engine_is_cut_off_goes_on_elsewhere_or_ends_in_time() {
-    if !own_network(concat!(
-        module_path!(),
-        "::i16_a_stream_whose_engine_is_cut_off_goes_on_elsewhere_or_ends_in_time"
-    )) {
-        return;
-    }
+    own_network!();
     for pair in [false, true] {
         let mut hosts = [Host::new(1).unwrap(), Host::new(2).unwrap(), Host::new(3).unwrap()];
         let role = if pair { "decode" } else { "aggregated" };
@@ -154,12 +150,7 @@ async fn i16_a_stream_whose_engine_is_cut_off_goes_on_elsewhere_or_ends_in_time(
 
 #[tokio::test]
 async fn i16_a_silent_stream_of_a_worker_that_fails_its_health_checks_is_not_waited_for() {
-    if !own_network(concat!(
-        module_path!(),
-        "::i16_a_silent_stream_of_a_worker_that_fails_its_health_checks_is_not_waited_for"
-    )) {
-        return;
-    }
+    own_network!();
     let mut hosts = [Host::new(1).unwrap(), Host::new(2).unwrap()];
     let flags = [hosts[0].engine("aggregated", 20).unwrap(), hosts[1].engine("aggregated", 20).unwrap()];
     let cluster = gateway(&flags, |config| {
@@ -196,12 +187,7 @@ async fn until_eligible(cluster: &TestCluster) -> Duration {
 
 #[tokio::test]
 async fn i16_a_prefill_engine_that_is_cut_off_is_left_within_its_deadline() {
-    if !own_network(concat!(
-        module_path!(),
-        "::i16_a_prefill_engine_that_is_cut_off_is_left_within_its_deadline"
-    )) {
-        return;
-    }
+    own_network!();
     let mut hosts = [Host::new(1).unwrap(), Host::new(2).unwrap(), Host::new(3).unwrap()];
     let flags = [
         hosts[0].engine("prefill", 1).unwrap(),
@@ -233,12 +219,7 @@ async fn i16_a_prefill_engine_that_is_cut_off_is_left_within_its_deadline() {
 
 #[tokio::test]
 async fn i16_connecting_to_an_engine_that_is_cut_off_delays_no_other_request() {
-    if !own_network(concat!(
-        module_path!(),
-        "::i16_connecting_to_an_engine_that_is_cut_off_delays_no_other_request"
-    )) {
-        return;
-    }
+    own_network!();
     let mut hosts = [Host::new(1).unwrap(), Host::new(2).unwrap()];
     let flags = [hosts[0].engine("aggregated", 1).unwrap(), hosts[1].engine("aggregated", 1).unwrap()];
     let cluster = gateway(&flags, |config| {
@@ -271,9 +252,7 @@ async fn i16_connecting_to_an_engine_that_is_cut_off_delays_no_other_request() {
 
 #[tokio::test]
 async fn i16_streams_are_whole_over_a_network_that_loses_packets() {
-    if !own_network(concat!(module_path!(), "::i16_streams_are_whole_over_a_network_that_loses_packets")) {
-        return;
-    }
+    own_network!();
     let mut hosts = [Host::new(1).unwrap(), Host::new(2).unwrap()];
     let flags = [hosts[0].engine("prefill", 2).unwrap(), hosts[1].engine("decode", 2).unwrap()];
     // TCP doubles its wait with each loss in a row. With one packet in ten lost in each direction, a segment
@@ -313,9 +292,8 @@ fn is_installed(program: &str) -> bool {
 
 #[tokio::test]
 async fn q3_requests_do_not_notice_that_nats_is_cut_off() {
-    if !own_network(concat!(module_path!(), "::q3_requests_do_not_notice_that_nats_is_cut_off"))
-        || !is_installed("nats-server")
-    {
+    own_network!();
+    if !is_installed("nats-server") {
         return;
     }
     let host = Host::new(1).unwrap();
@@ -375,11 +353,8 @@ async fn until_it_knows(cluster: &TestCluster, count: usize) -> Duration {
 
 #[tokio::test]
 async fn q3_each_part_of_a_nats_cluster_that_is_split_counts_alone_until_it_is_whole() {
-    if !own_network(concat!(
-        module_path!(),
-        "::q3_each_part_of_a_nats_cluster_that_is_split_counts_alone_until_it_is_whole"
-    )) || !is_installed("nats-server")
-    {
+    own_network!();
+    if !is_installed("nats-server") {
         return;
     }
     let hosts = [Host::new(1).unwrap(), Host::new(2).unwrap()];
@@ -432,11 +407,8 @@ async fn q3_each_part_of_a_nats_cluster_that_is_split_counts_alone_until_it_is_w
 
 #[tokio::test]
 async fn p8_an_etcd_that_is_cut_off_keeps_its_workers_and_is_read_again() {
-    if !own_network(concat!(
-        module_path!(),
-        "::p8_an_etcd_that_is_cut_off_keeps_its_workers_and_is_read_again"
-    )) || !is_installed("etcd")
-    {
+    own_network!();
+    if !is_installed("etcd") {
         return;
     }
     let host = Host::new(1).unwrap();

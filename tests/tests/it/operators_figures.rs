@@ -147,10 +147,7 @@ async fn m4_the_share_of_cached_tokens_is_that_of_prompts_with_a_report() {
 
 #[tokio::test]
 async fn m4_the_access_log_has_the_length_of_a_prompt_with_its_source() {
-    if !own_process(concat!(module_path!(), "::m4_the_access_log_has_the_length_of_a_prompt_with_its_source"))
-    {
-        return;
-    }
+    own_process!();
     let log = log();
     let engine = engine().await;
     let cluster = in_front_of(&engine).await;

@@ -103,9 +103,7 @@ fn k5_a_placeholder_in_the_place_of_a_secret_is_refused() {
 #[tokio::test]
 #[expect(clippy::too_many_lines, reason = "one story from the start to the end")]
 async fn k5_no_secret_appears_anywhere() {
-    if !own_process(concat!(module_path!(), "::k5_no_secret_appears_anywhere")) {
-        return;
-    }
+    own_process!();
     let log = Log::default();
     let writer = log.clone();
     // The compiler of policies logs gigabytes at this level.
@@ -256,12 +254,7 @@ async fn k5_the_clients_authorization_reaches_an_engine_only_when_it_is_configur
 
 #[tokio::test]
 async fn k5_an_engine_that_refuses_the_gateway_s_key_is_named_with_what_to_set() {
-    if !own_process(concat!(
-        module_path!(),
-        "::k5_an_engine_that_refuses_the_gateway_s_key_is_named_with_what_to_set"
-    )) {
-        return;
-    }
+    own_process!();
     let log = Log::default();
     let writer = log.clone();
     tracing_subscriber::fmt()

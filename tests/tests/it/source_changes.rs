@@ -22,9 +22,7 @@ async fn line(log: &Log, skipped: usize, word: &str) -> String {
 
 #[tokio::test]
 async fn p13_each_change_of_a_source_has_one_bounded_line() {
-    if !own_process(concat!(module_path!(), "::p13_each_change_of_a_source_has_one_bounded_line")) {
-        return;
-    }
+    own_process!();
     let (log, dir) = (log(), tempfile::tempdir().unwrap());
     let path = dir.path().join("workers.json");
     let write = |ports: &[u16]| {

@@ -13,13 +13,7 @@ use super::{
 
 #[tokio::test]
 async fn h6_a_feed_that_cannot_be_read_is_not_live_and_decisions_predict_the_cache() {
-    let path = concat!(
-        module_path!(),
-        "::h6_a_feed_that_cannot_be_read_is_not_live_and_decisions_predict_the_cache"
-    );
-    if !own_process(path) {
-        return;
-    }
+    own_process!();
     let log = log();
     let mut publisher = Publisher::bind().await;
     let endpoint = format!("tcp://127.0.0.1:{}", publisher.port);

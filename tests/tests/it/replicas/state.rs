@@ -275,13 +275,7 @@ fn publishing(subjects: &str) -> String {
 
 #[tokio::test]
 async fn q7_while_the_server_refuses_writes_the_state_is_not_shared_and_one_line_says_why() {
-    let path = concat!(
-        module_path!(),
-        "::q7_while_the_server_refuses_writes_the_state_is_not_shared_and_one_line_says_why"
-    );
-    if !own_process(path) {
-        return;
-    }
+    own_process!();
     let log = log();
     let Some(mut nats) = Nats::start(&publishing("")).await else { return };
     let dir = tempfile::tempdir().unwrap();
