@@ -8,6 +8,7 @@ pub mod envoy;
 pub mod etcd;
 pub mod fountain;
 pub mod http2;
+pub mod log;
 pub mod nats;
 pub mod network;
 pub mod own_process;

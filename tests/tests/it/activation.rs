@@ -7,14 +7,13 @@
     reason = "helpers of tests may fail as tests do"
 )]
 
-use std::{io, sync::Arc, time::Duration};
+use std::time::Duration;
 
-use parking_lot::Mutex;
 use pointsman_gateway::config::SlotEntry;
 use pointsman_routing::SlotKind;
 use pointsman_sim::{Dialect, Fault, FaultKind, FaultLeg, Role, SimConfig};
 use pointsman_test_guests::{ROGUE_LEARNING_PLANNER, scripted};
-use pointsman_tests::{TestCluster, TestClusterBuilder, own_process};
+use pointsman_tests::{TestCluster, TestClusterBuilder, log::Log, own_process};
 use serde_json::{Value, json};
 
 const COMPLETIONS: &str = "/v1/completions";
@@ -342,33 +341,17 @@ async fn i_workers_that_fail_anyway_prove_nothing_against_a_request() {
     }
 }
 
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl io::Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
 #[tokio::test]
 async fn a5_b1_the_log_has_the_client_s_request_id_and_whether_remote_prefill_is_enforced() {
     own_process!();
-    let log = Log::default();
-    let writer = log.clone();
-    tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).init();
+    let log = Log::start();
     let cluster = TestCluster::disaggregated(Dialect::Vllm, 1, 1).await.unwrap();
     let headers = [("x-request-id", "client-77")];
     let reply = cluster.client.post(COMPLETIONS, &headers, body("x ")).await.unwrap();
     // A5.5: the response header
     assert_eq!(reply.headers["x-request-id"], "client-77");
     cluster.at_rest().await.unwrap();
-    let text = String::from_utf8_lossy(&log.0.lock()).into_owned();
+    let text = log.text();
     let line = text.lines().find(|line| line.contains("pointsman::access")).unwrap_or_default();
     // A5.5: the log
     assert!(line.contains("client-77"), "{text}");

@@ -4,30 +4,12 @@
 
 use pointsman_gateway::config::{KeyDigest, OperatorEntry};
 use pointsman_sim::{Dialect, Role};
-use pointsman_tests::{TestClusterBuilder, own_process};
-
-/// Collects the text of log lines.
-#[derive(Clone, Default)]
-struct Log(std::sync::Arc<parking_lot::Mutex<Vec<u8>>>);
-
-impl std::io::Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
+use pointsman_tests::{TestClusterBuilder, log::Log, own_process};
 
 #[tokio::test]
-#[expect(clippy::too_many_lines, reason = "one story from the start to the end")]
 async fn every_change_is_in_the_audit_log_with_who_and_what_and_is_counted() {
     own_process!();
-    let log = Log::default();
-    let writer = log.clone();
-    tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).init();
+    let log = Log::start();
     let cluster = TestClusterBuilder::new()
         .config(|config| {
             config.server.admin_token = Some("s3cret".into());
@@ -51,7 +33,7 @@ async fn every_change_is_in_the_audit_log_with_who_and_what_and_is_counted() {
     cluster.admin.post("/workers", &token, worker).await.unwrap();
     cluster.admin.get("/workers").await.unwrap();
     cluster.admin.post("/workers/1/drain", &viewer, "").await.unwrap();
-    let text = String::from_utf8_lossy(&log.0.lock()).into_owned();
+    let text = log.text();
     let lines: Vec<&str> = text.lines().filter(|line| line.contains(" audit: ")).collect();
     assert_eq!(lines.len(), 5, "{text}");
     let has = |line: &str, parts: &[&str]| {

@@ -13,14 +13,14 @@ use parking_lot::Mutex;
 use pointsman_gateway::config::Config;
 use pointsman_routing::{BusyByLeg, BusyThresholds};
 use pointsman_tests::{
-    Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder, own_process,
+    Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
+    log::Log,
+    own_process,
     raw_engine::{json, status},
 };
 use pointsman_workers::{Leg, WorkerSpec};
 use serde_json::Value;
 use tokio::time::{Instant, sleep};
-
-use crate::log_lines::log;
 
 const COMPLETIONS: &str = "/v1/completions";
 const BODY: &str = r#"{"model":"tiny","prompt":"a few words","max_tokens":2}"#;
@@ -190,9 +190,9 @@ async fn b8_a_rank_has_the_figures_of_its_label() {
 #[tokio::test]
 async fn b8_figures_that_vanish_are_told_once() {
     own_process!();
-    let log = log();
+    let log = Log::start();
     let lines = || {
-        let text = String::from_utf8_lossy(&log.0.lock()).into_owned();
+        let text = log.text();
         let told = text.lines().filter(|line| line.contains("load figures of a worker are unknown"));
         told.map(str::to_owned).collect::<Vec<_>>()
     };
@@ -225,11 +225,11 @@ async fn b8_figures_that_vanish_are_told_once() {
 #[tokio::test]
 async fn b8_an_engine_that_never_told_its_load_is_told_once() {
     own_process!();
-    let log = log();
+    let log = Log::start();
     let engine = vllm(&metrics("vllm:scheduler_running 16\n"), |_| {}).await;
     let cluster = gateway(&engine, "").await;
     sleep(Duration::from_secs(4)).await;
-    let text = String::from_utf8_lossy(&log.0.lock()).into_owned();
+    let text = log.text();
     let told = |line: &&str| line.contains("load figures of a worker are unknown");
     let lines: Vec<&str> = text.lines().filter(told).collect();
     // B8.15

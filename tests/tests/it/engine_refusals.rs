@@ -3,7 +3,6 @@
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "helpers of tests may fail as tests do")]
 
 use std::{
-    io,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -16,6 +15,7 @@ use pointsman_sim::{Dialect, Role, Sim, SimConfig};
 use pointsman_tests::{
     Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
     client::Reply,
+    log::Log,
     own_process,
     raw_engine::{self, json},
 };
@@ -326,31 +326,15 @@ fn serves(cluster: &TestCluster, model: &str) -> bool {
     cluster.gateway.state().registry.snapshot().serves(&ModelName::new(model))
 }
 
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl io::Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
 #[tokio::test]
 async fn b5_an_engine_that_is_another_than_configured_is_an_error_that_an_operator_sees() {
     own_process!();
-    let log = Log::default();
-    let writer = log.clone();
-    tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).init();
+    let log = Log::start();
     let config = SimConfig { model: "big".to_owned(), ..SimConfig::instant(Dialect::Vllm, Role::Aggregated) };
     let sim = Sim::start(config).await.unwrap();
     let cluster = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await.unwrap();
     join(&cluster, json!({"id": 9, "role": "aggregated", "engine": "sglang", "url": sim.url()})).await;
-    let seen = || String::from_utf8_lossy(&log.0.lock()).into_owned();
+    let seen = || log.text();
     cluster.until("it is logged", |_| seen().contains("/v1/models reports")).await.unwrap();
     let told = worker(&cluster, 9).await;
     // B5.2

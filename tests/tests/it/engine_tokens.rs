@@ -12,14 +12,14 @@ use std::{
 use futures_util::future::join_all;
 use pointsman_gateway::config::{Config, Model, TokenSource};
 use pointsman_tests::{
-    Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder, own_process,
+    Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
+    log::Log,
+    own_process,
     raw_engine::{json as ok, status},
 };
 use pointsman_workers::WorkerSpec;
 use serde_json::{Value, json};
 use tokio::time::Instant;
-
-use crate::log_lines::log;
 
 const TOKENIZE: &str = "POST /tokenize";
 const COMPLETIONS: &str = "/v1/completions";
@@ -149,8 +149,8 @@ async fn h7_a_question_that_engines_refuse_or_fail_at_costs_only_its_request_the
 #[tokio::test]
 async fn h7_an_engine_that_does_not_tokenize_is_left_out_until_it_does() {
     own_process!();
-    let log = log();
-    let lines = |text: &str| String::from_utf8_lossy(&log.0.lock()).matches(text).count();
+    let log = Log::start();
+    let lines = |text: &str| log.text().matches(text).count();
     for mode in [HAS_NONE, HANGS] {
         let (before, again) = (lines("engine does not tokenize"), lines("engine tokenizes again"));
         let (cluster, engines, modes) = cluster([mode, WORKS]).await;

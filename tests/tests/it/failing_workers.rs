@@ -9,12 +9,12 @@ use std::{
 };
 
 use pointsman_tests::{
-    Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder, own_process,
+    Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
+    log::Log,
+    own_process,
     raw_engine::{json, status},
 };
 use serde_json::{Value, json};
-
-use crate::log_lines::log;
 
 const ANSWER: &str = r#"{"id":"c","choices":[{"index":0,"text":"good","finish_reason":"stop"}]}"#;
 
@@ -47,7 +47,7 @@ async fn reason(cluster: &TestCluster) -> Value {
 #[tokio::test]
 async fn f6_operators_see_what_a_failing_engine_answers_until_it_is_mended() {
     own_process!();
-    let log = log();
+    let log = Log::start();
     let refusal =
         r#"{"error":{"message":"CUDA error: out of memory while running 'SECRET prompt'","code":500}}"#;
     let fails = Arc::new(AtomicBool::new(true));
@@ -77,7 +77,7 @@ async fn f6_operators_see_what_a_failing_engine_answers_until_it_is_mended() {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     assert_eq!((reason(&cluster).await, cluster.metric(&faulty(1)).await.unwrap()), (Value::Null, vec![0.0]));
-    let text = String::from_utf8_lossy(&log.0.lock()).into_owned();
+    let text = log.text();
     let lines = |words: &str| text.lines().filter(|line| line.contains(words)).collect::<Vec<_>>();
     // F6.17
     let [began] = lines("worker put aside: its last legs failed")[..] else { panic!("{text}") };

@@ -7,48 +7,16 @@
     reason = "helpers of tests may fail as tests do"
 )]
 
-use std::{
-    io::{self, Write},
-    sync::{OnceLock, mpsc},
-};
-
 use pointsman_routing::SlotKind;
 use pointsman_sim::{Dialect, Role};
 use pointsman_test_guests::{CHATTY, HOSTILE};
-use pointsman_tests::{TestClusterBuilder, own_process};
+use pointsman_tests::{TestClusterBuilder, log::Log, own_process};
 use serde_json::{Value, json};
-use tracing_subscriber::fmt::MakeWriter;
-
-static LINES: OnceLock<mpsc::Sender<Vec<u8>>> = OnceLock::new();
-
-/// Forwards each line to the test.
-struct Pipe;
-
-impl Write for Pipe {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let _ = LINES.get().unwrap().send(bytes.to_vec());
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-impl MakeWriter<'_> for Pipe {
-    type Writer = Self;
-
-    fn make_writer(&self) -> Self {
-        Self
-    }
-}
 
 #[tokio::test]
 async fn a_policy_s_lines_carry_its_name_generation_and_request_and_are_limited() {
     own_process!();
-    let (sender, lines) = mpsc::channel();
-    LINES.set(sender).unwrap();
-    tracing_subscriber::fmt().json().with_writer(Pipe).init();
+    let lines = Log::json();
     let cluster = TestClusterBuilder::new()
         .sim(Dialect::Vllm, Role::Prefill)
         .sim(Dialect::Vllm, Role::Decode)
@@ -69,11 +37,11 @@ async fn a_policy_s_lines_carry_its_name_generation_and_request_and_are_limited(
         assert_eq!(reply.unwrap().status, 200);
     }
     // Log lines of a preview do not belong to a request.
-    let before = lines.try_iter().collect::<Vec<_>>();
+    let before = lines.take();
     let seconds = began.elapsed().as_secs() as usize;
     tokio::time::sleep(std::time::Duration::from_millis(1_100)).await;
     cluster.client.post("/v1/route", &[], body).await.unwrap();
-    let previewed = records(lines.try_iter().collect());
+    let previewed = records(lines.take());
     assert!(previewed.iter().any(|line| line["fields"].get("request").is_none()), "{previewed:?}");
 
     let logged = records(before);
@@ -115,9 +83,7 @@ async fn a_policy_s_lines_carry_its_name_generation_and_request_and_are_limited(
 #[tokio::test]
 async fn t6_failed_calls_and_breakers_are_logged_and_lines_of_trials_are_marked() {
     own_process!();
-    let (sender, lines) = mpsc::channel();
-    LINES.set(sender).unwrap();
-    tracing_subscriber::fmt().json().with_writer(Pipe).init();
+    let lines = Log::json();
     let cluster = TestClusterBuilder::new()
         .config(|config| {
             config.policies.probation_failure_share = 1.0;
@@ -141,7 +107,7 @@ async fn t6_failed_calls_and_breakers_are_logged_and_lines_of_trials_are_marked(
     let mut logged: Vec<Value> = Vec::new();
     for _ in 0..600 {
         cluster.client.post("/v1/chat/completions", &[], body.clone()).await.unwrap();
-        logged.extend(lines.try_iter().filter_map(|line| serde_json::from_slice::<Value>(&line).ok()));
+        logged.extend(lines.take());
         if logged
             .iter()
             .any(|line| line["fields"]["message"].as_str().is_some_and(|text| text.contains("opened")))
@@ -173,7 +139,7 @@ async fn t6_failed_calls_and_breakers_are_logged_and_lines_of_trials_are_marked(
     // What is logged in trial calls is not in the log, and has its name and a mark in the operators' API.
     cluster.drop_policy("prefill.wasm", CHATTY).unwrap();
     cluster.until("another serves", |cluster| serves(cluster, "chatty")).await.unwrap();
-    let told = records(lines.try_iter().collect());
+    let told = records(lines.take());
     assert!(told.iter().all(|line| line["fields"]["policy"] != "?"), "{told:?}");
     let trials = |line: &&Value| line["fields"]["generation"].is_null();
     // T6.3
@@ -186,9 +152,8 @@ async fn t6_failed_calls_and_breakers_are_logged_and_lines_of_trials_are_marked(
 }
 
 /// Returns the lines of policies.
-fn records(lines: Vec<Vec<u8>>) -> Vec<Value> {
-    let parsed = lines.iter().filter_map(|line| serde_json::from_slice::<Value>(line).ok());
-    parsed
-        .filter(|line| line["target"] == "pointsman::guest" && line["fields"].get("policy").is_some())
-        .collect()
+fn records(lines: Vec<Value>) -> Vec<Value> {
+    let of_policy =
+        |line: &Value| line["target"] == "pointsman::guest" && line["fields"].get("policy").is_some();
+    lines.into_iter().filter(of_policy).collect()
 }

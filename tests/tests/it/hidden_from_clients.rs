@@ -4,14 +4,14 @@
 use std::{sync::Arc, time::Duration};
 
 use pointsman_tests::{
-    Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder, own_process,
+    Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
+    log::Log,
+    own_process,
     raw_engine::{chunk, json as json_answer, status, stream_head},
 };
 use pointsman_workers::WorkerSpec;
 use serde_json::{Value, json};
 use tokio::sync::Notify;
-
-use crate::log_lines::log;
 
 const CHAT: &str = "/v1/chat/completions";
 const MODELS: &str = r#"{"object":"list","data":[{"id":"tiny","object":"model"}]}"#;
@@ -281,7 +281,7 @@ async fn a5_a_prefill_answer_that_cannot_be_read_is_not_quoted() {
 #[tokio::test]
 async fn a5_an_error_after_the_gateways_own_abort_is_not_logged() {
     own_process!();
-    let log = log();
+    let log = Log::start();
     let aborted = Arc::new(Notify::new());
     let error = status(
         "500 Internal Server Error",
@@ -313,7 +313,7 @@ async fn a5_an_error_after_the_gateways_own_abort_is_not_logged() {
     // The client leaves.
     cluster.at_rest().await.unwrap();
     assert_eq!(ask("stays").await.status, 502);
-    let text = String::from_utf8_lossy(&log.0.lock()).into_owned();
+    let text = log.text();
     let lines: Vec<&str> = text.lines().filter(|line| line.contains("names workers")).collect();
     // A5.20
     assert!(lines.len() == 1 && lines[0].contains("suppressed=0"), "{lines:?}");

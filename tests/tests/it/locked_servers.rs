@@ -4,23 +4,17 @@ use futures_util::future::join_all;
 use nkeys::KeyPair;
 use pointsman_gateway::config::{DiscoveryEtcd, Replicas};
 use pointsman_sim::{Dialect, Role};
-use pointsman_tests::{TestCluster, TestClusterBuilder, etcd::Etcd, nats::Nats, own_process};
+use pointsman_tests::{TestCluster, TestClusterBuilder, etcd::Etcd, log::Log, nats::Nats, own_process};
 use serde_json::json;
 
-use crate::{
-    replicas::secured::{credentials, of_account},
-    secrets::Log,
-};
+use crate::replicas::secured::{credentials, of_account};
 
 #[tokio::test]
 async fn k5_secrets_towards_nats_and_etcd_appear_nowhere() {
     own_process!();
-    let log = Log::default();
-    let writer = log.clone();
     let levels =
         "info,pointsman=trace,async_nats=trace,reqwest=trace,hyper=trace,hyper_util=trace,rustls=debug";
-    let subscriber = tracing_subscriber::fmt().with_ansi(false).with_env_filter(levels);
-    subscriber.with_writer(move || writer.clone()).init();
+    let log = Log::with_levels(levels);
     let dir = tempfile::tempdir().unwrap();
     let file = |name: &str, text: &str| {
         std::fs::write(dir.path().join(name), text).unwrap();
@@ -75,7 +69,7 @@ async fn k5_secrets_towards_nats_and_etcd_appear_nowhere() {
         }
     });
     let shown = join_all(gateways).await.concat();
-    let logged = String::from_utf8_lossy(&log.0.lock()).into_owned();
+    let logged = log.text();
     assert!(logged.contains("connected to NATS") && logged.contains("write operation: CONNECT"));
     let claims = jwt.lines().find(|line| line.contains('.')).unwrap();
     let seed = jwt.lines().find(|line| line.starts_with("SU")).unwrap();

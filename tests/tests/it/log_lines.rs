@@ -3,14 +3,15 @@
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "helpers of tests may fail as tests do")]
 
-use std::{io, sync::Arc, time::Duration};
+use std::{io, time::Duration};
 
-use parking_lot::Mutex;
 use pointsman_gateway::config::{Config, DiscoveryFile, DiscoveryFileFormat};
 use pointsman_sim::{Dialect, Fault, FaultKind, Role, SimConfig};
 use pointsman_test_guests::{ROGUE_PLANNER, scripted};
 use pointsman_tests::{
-    Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder, own_process,
+    Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
+    log::Log,
+    own_process,
     raw_engine::{json, status},
 };
 use pointsman_workers::WorkerSpec;
@@ -20,37 +21,10 @@ use tokio::{
 };
 use tokio_util::task::TaskTracker;
 
-#[derive(Clone, Default)]
-pub(crate) struct Log(pub(crate) Arc<Mutex<Vec<u8>>>);
-
-impl io::Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-/// Begins the log of this process, which runs one test.
-pub(crate) fn log() -> Log {
-    let log = Log::default();
-    let writer = log.clone();
-    let levels = "info,pointsman_gateway::telemetry::account=debug";
-    tracing_subscriber::fmt()
-        .with_ansi(false)
-        .with_env_filter(levels)
-        .with_writer(move || writer.clone())
-        .init();
-    log
-}
-
 #[tokio::test]
 async fn m3_the_log_says_why_spans_were_not_exported() {
     own_process!();
-    let log = log();
+    let log = Log::start();
     let builder = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).config(|config| {
         config.traces.endpoint = Some("http://127.0.0.1:9/SECRET".to_owned());
         (config.traces.sample_ratio, config.traces.interval) = (1.0, Duration::from_millis(20));
@@ -61,7 +35,7 @@ async fn m3_the_log_says_why_spans_were_not_exported() {
     cluster.client.post("/v1/chat/completions", &[], body).await.unwrap();
     let mut text = String::new();
     for _ in 0..500 {
-        text = String::from_utf8_lossy(&log.0.lock()).into_owned();
+        text = log.text();
         if text.contains("spans not exported") {
             break;
         }
@@ -77,7 +51,7 @@ async fn m3_the_log_says_why_spans_were_not_exported() {
 #[tokio::test]
 async fn p10_the_log_names_each_entry_that_a_source_refuses_once() {
     own_process!();
-    let (log, dir) = (log(), tempfile::tempdir().unwrap());
+    let (log, dir) = (Log::start(), tempfile::tempdir().unwrap());
     let path = dir.path().join("endpoints.json");
     let write = |names: &[&str]| {
         let endpoint = |name: &&str| {
@@ -99,7 +73,7 @@ async fn p10_the_log_names_each_entry_that_a_source_refuses_once() {
     let builder = TestClusterBuilder::new().config(|config| config.discovery.files = vec![file]);
     let cluster = builder.start().await.unwrap();
     let refused = |_: &_| {
-        let text = String::from_utf8_lossy(&log.0.lock()).into_owned();
+        let text = log.text();
         let lines = text.lines().filter(|line| line.contains("discovered worker is refused"));
         lines.map(str::to_owned).collect::<Vec<_>>()
     };
@@ -116,7 +90,7 @@ async fn p10_the_log_names_each_entry_that_a_source_refuses_once() {
 #[tokio::test]
 async fn t2_the_access_log_names_the_decode_override_that_refused_a_request() {
     own_process!();
-    let log = log();
+    let log = Log::start();
     let cluster = TestCluster::disaggregated(Dialect::Vllm, 1, 1).await.unwrap();
     cluster.drop_policy("decode-override.wasm", &scripted(ROGUE_PLANNER, "shed-429 0")).unwrap();
     assert_eq!(cluster.admin.post("/policies/reload", &[], "").await.unwrap().status, 200);
@@ -130,7 +104,7 @@ async fn t2_the_access_log_names_the_decode_override_that_refused_a_request() {
     let is_named = header.starts_with("decode-override=- id=") && header.ends_with(" rogue@2 shed");
     assert!(is_named, "{header}: {reply:?}");
     let line = |_: &_| {
-        let text = String::from_utf8_lossy(&log.0.lock()).into_owned();
+        let text = log.text();
         text.lines().find(|line| line.contains("code=\"shed\"")).map(str::to_owned)
     };
     cluster.until("the request is logged", |cluster| line(cluster).is_some()).await.unwrap();
@@ -173,7 +147,7 @@ async fn publish(mut stream: TcpStream) -> io::Result<()> {
 #[tokio::test]
 async fn jumping_sequence_numbers_of_kv_events_write_a_line_a_second_and_are_counted() {
     own_process!();
-    let log = log();
+    let log = Log::start();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let endpoint = format!(",kv_events=tcp://{}", listener.local_addr().unwrap());
     let tasks = TaskTracker::new();
@@ -196,14 +170,14 @@ async fn jumping_sequence_numbers_of_kv_events_write_a_line_a_second_and_are_cou
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     assert!(forgotten > MESSAGES / 2, "{forgotten}");
-    let text = String::from_utf8_lossy(&log.0.lock()).into_owned();
+    let text = log.text();
     let lines = text.lines().filter(|line| line.contains("kv events forgotten")).count();
     println!("{forgotten} forgets, {lines} lines");
     assert!((1..60).contains(&lines), "{lines} lines for {forgotten} forgets");
     let body = r#"{"model":"tiny","max_tokens":2,"messages":[{"role":"user","content":"SECRET"}]}"#;
     let id = [("x-request-id", "req-7")];
     assert_eq!(cluster.client.post("/v1/chat/completions", &id, body).await.unwrap().status, 200);
-    let text = String::from_utf8_lossy(&log.0.lock()).into_owned();
+    let text = log.text();
     let decisions: Vec<&str> = text.lines().filter(|line| line.contains("leg routed")).collect();
     assert_eq!(decisions.len(), 1, "{decisions:?}");
     for part in ["DEBUG", "request=\"req-7\"", "leg=\"aggregated\"", "worker=1", "generation=", "decider="] {
@@ -215,7 +189,7 @@ async fn jumping_sequence_numbers_of_kv_events_write_a_line_a_second_and_are_cou
 #[tokio::test]
 async fn i3_a_whole_answer_that_is_given_up_has_a_line_with_its_request_and_limit() {
     own_process!();
-    let log = log();
+    let log = Log::start();
     for (limit, stream) in [("whole_head", false), ("request", false), ("request", true)] {
         let builder = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).config(|config| {
             let timeouts = &mut config.timeouts;
@@ -230,7 +204,7 @@ async fn i3_a_whole_answer_that_is_given_up_has_a_line_with_its_request_and_limi
         let id = id.each_ref().map(|(name, value)| (*name, value.as_str()));
         assert_eq!(cluster.client.post("/v1/chat/completions", &id, body).await.unwrap().status, 504);
     }
-    let text = String::from_utf8_lossy(&log.0.lock()).into_owned();
+    let text = log.text();
     let lines =
         text.lines().filter(|line| line.contains("answer that is not streamed was not complete in time"));
     let lines: Vec<&str> = lines.collect();
@@ -245,7 +219,7 @@ async fn i3_a_whole_answer_that_is_given_up_has_a_line_with_its_request_and_limi
 #[tokio::test]
 async fn p11_workers_with_one_address_for_kv_events_are_told() {
     own_process!();
-    let log = log();
+    let log = Log::start();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let endpoint = format!(",kv_events=tcp://{}", listener.local_addr().unwrap());
     let config = || SimConfig::instant(Dialect::Vllm, Role::Aggregated);
@@ -256,7 +230,7 @@ async fn p11_workers_with_one_address_for_kv_events_are_told() {
         .await
         .unwrap();
     let told = |_: &pointsman_tests::TestCluster| {
-        let text = String::from_utf8_lossy(&log.0.lock()).into_owned();
+        let text = log.text();
         let mut lines =
             text.lines().filter(|line| line.contains("two workers have one address for kv events"));
         // P11.3
@@ -271,7 +245,7 @@ async fn p11_workers_with_one_address_for_kv_events_are_told() {
 #[tokio::test]
 async fn p11_workers_with_one_address_for_replays_or_handoffs_are_told() {
     own_process!();
-    let log = log();
+    let log = Log::start();
     let sglang = || SimConfig::instant(Dialect::Sglang, Role::Prefill);
     let vllm = || SimConfig::instant(Dialect::Vllm, Role::Aggregated);
     let events = |port: u16| format!(",kv_events=tcp://127.0.0.1:{port},kv_replay=tcp://127.0.0.1:9");
@@ -287,7 +261,7 @@ async fn p11_workers_with_one_address_for_replays_or_handoffs_are_told() {
         .await
         .unwrap();
     let lines = || {
-        let text = String::from_utf8_lossy(&log.0.lock()).into_owned();
+        let text = log.text();
         let lines = text.lines().filter(|line| line.contains("two workers have one address for"));
         lines.map(str::to_owned).collect::<Vec<_>>()
     };
@@ -309,7 +283,7 @@ async fn p11_workers_with_one_address_for_replays_or_handoffs_are_told() {
 #[tokio::test]
 async fn e2_an_abort_that_an_engine_does_not_allow_is_told_once_for_each_worker() {
     own_process!();
-    let log = log();
+    let log = Log::start();
     let answer = |request: &RawRequest| match request.line.as_str() {
         "GET /v1/models" => vec![Act::Send(json(r#"{"data":[{"id":"tiny"}]}"#))],
         "POST /abort_request" => vec![Act::Send(status("401 Unauthorized", r#"{"error":"Unauthorized"}"#))],
@@ -332,7 +306,7 @@ async fn e2_an_abort_that_an_engine_does_not_allow_is_told_once_for_each_worker(
         assert!(tokio::time::timeout(Duration::from_millis(100), leaving).await.is_err(), "never answered");
     }
     cluster.at_rest().await.unwrap();
-    let text = String::from_utf8_lossy(&log.0.lock()).into_owned();
+    let text = log.text();
     for worker in ["worker=1", "worker=2"] {
         let told = |line: &&str| line.contains("abort not allowed") && line.contains(worker);
         let lines: Vec<&str> = text.lines().filter(told).collect();
@@ -345,7 +319,7 @@ async fn e2_an_abort_that_an_engine_does_not_allow_is_told_once_for_each_worker(
 #[tokio::test]
 async fn h6_kv_events_of_a_healthy_worker_that_never_arrive_are_told() {
     own_process!();
-    let log = log();
+    let log = Log::start();
     // Nothing listens at port 9.
     let config = SimConfig::instant(Dialect::Vllm, Role::Aggregated);
     let builder = TestClusterBuilder::new().sim_with(config, ",kv_events=tcp://127.0.0.1:9");
@@ -358,7 +332,7 @@ async fn h6_kv_events_of_a_healthy_worker_that_never_arrive_are_told() {
     // H6.22
     assert_eq!(*feed, serde_json::json!({ "endpoint": "tcp://127.0.0.1:9", "live": false, "reason": null }));
     let lines = || {
-        let text = String::from_utf8_lossy(&log.0.lock()).into_owned();
+        let text = log.text();
         let told = text.lines().filter(|line| line.contains("kv events of a healthy worker do not arrive"));
         told.map(str::to_owned).collect::<Vec<_>>()
     };
@@ -392,7 +366,7 @@ async fn h6_kv_events_of_a_healthy_worker_that_never_arrive_are_told() {
 #[tokio::test]
 async fn b6_a_remote_prefill_that_fails_for_good_has_one_line_and_a_refused_one_none() {
     own_process!();
-    let log = log();
+    let log = Log::start();
     for (local_fallback, status, expected) in
         [(false, 500, 1), (true, 500, 1), (false, 422, 0), (false, 503, 0)]
     {
@@ -412,7 +386,7 @@ async fn b6_a_remote_prefill_that_fails_for_good_has_one_line_and_a_refused_one_
         let reply = cluster.client.post("/v1/completions", &[("x-request-id", &id)], body).await.unwrap();
         assert_eq!(reply.status == 200, local_fallback, "{reply:?}");
         cluster.at_rest().await.unwrap();
-        let text = String::from_utf8_lossy(&log.0.lock()).into_owned();
+        let text = log.text();
         let of_request = text.lines().filter(|line| line.contains(&id) && line.contains("ERROR"));
         let lines: Vec<&str> = of_request.collect();
         // B6.4

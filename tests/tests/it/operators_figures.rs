@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use pointsman_sim::{Dialect, Role, SimConfig};
 use pointsman_tests::{
-    Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder, own_process,
+    Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
+    log::Log,
+    own_process,
     raw_engine::{chunk, json, stream_head},
 };
 use pointsman_workers::WorkerSpec;
 use serde_json::{Value, json};
-
-use crate::log_lines::log;
 
 const COMPLETIONS: &str = "/v1/completions";
 
@@ -148,7 +148,7 @@ async fn m4_the_share_of_cached_tokens_is_that_of_prompts_with_a_report() {
 #[tokio::test]
 async fn m4_the_access_log_has_the_length_of_a_prompt_with_its_source() {
     own_process!();
-    let log = log();
+    let log = Log::start();
     let engine = engine().await;
     let cluster = in_front_of(&engine).await;
     for stream in [true, false] {
@@ -160,7 +160,7 @@ async fn m4_the_access_log_has_the_length_of_a_prompt_with_its_source() {
     let path = format!("/v1/nothing/{}%0A?key=SECRET", "x".repeat(1_000));
     assert_eq!(cluster.client.get(&path).await.unwrap().status, 404);
     cluster.at_rest().await.unwrap();
-    let text = String::from_utf8_lossy(&log.0.lock()).into_owned();
+    let text = log.text();
     let lines: Vec<_> = text.lines().filter(|line| line.contains("pointsman::access")).collect();
     let [streamed, whole, refused, other] = lines.as_slice() else { panic!("{text}") };
     // M4.14

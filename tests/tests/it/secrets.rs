@@ -2,31 +2,15 @@
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "helpers of tests may fail as tests do")]
 
-use std::{io::Read as _, path::Path, sync::Arc};
+use std::{io::Read as _, path::Path};
 
-use parking_lot::Mutex;
 use pointsman_gateway::config::{Config, Environment, KeyDigest};
 use pointsman_sim::{Dialect, Role, SimConfig};
-use pointsman_tests::{Act, RawEngine, RawRequest, TestClusterBuilder, own_process, raw_engine};
+use pointsman_tests::{Act, RawEngine, RawRequest, TestClusterBuilder, log::Log, own_process, raw_engine};
 use pointsman_workers::WorkerSpec;
 use serde_json::json;
 
 const COMPLETIONS: &str = "/v1/completions";
-
-/// Collects the text of log lines.
-#[derive(Clone, Default)]
-pub(crate) struct Log(pub(crate) Arc<Mutex<Vec<u8>>>);
-
-impl std::io::Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
 
 const TRUSTED_KEY: &str = "RWQf6LRCGA9i53mlYecO4IzT51TGPpvWucNSCh1CBM0QTaLn73Y7GFO3";
 
@@ -104,14 +88,10 @@ fn k5_a_placeholder_in_the_place_of_a_secret_is_refused() {
 #[expect(clippy::too_many_lines, reason = "one story from the start to the end")]
 async fn k5_no_secret_appears_anywhere() {
     own_process!();
-    let log = Log::default();
-    let writer = log.clone();
     // The compiler of policies logs gigabytes at this level.
     let levels =
         "info,pointsman=trace,pointsman_gateway=trace,pointsman_workers=trace,hyper=debug,reqwest=trace";
-    let levels = tracing_subscriber::EnvFilter::new(levels);
-    let subscriber = tracing_subscriber::fmt().with_ansi(false).with_env_filter(levels);
-    subscriber.with_writer(move || writer.clone()).init();
+    let log = Log::with_levels(levels);
     let logs = tempfile::tempdir().unwrap();
     let jwt = "PLANTED-jwt-user:PLANTED-jwt-password@";
     let cluster = TestClusterBuilder::new()
@@ -178,7 +158,7 @@ async fn k5_no_secret_appears_anywhere() {
     }
     shown.push_str(&problems);
     cluster.gateway.drain().await;
-    let logged = String::from_utf8_lossy(&log.0.lock()).into_owned();
+    let logged = log.text();
     assert!(
         logged.contains("change requested") && shown.contains("auth.keys[0].digest"),
         "nothing was exercised"
@@ -255,13 +235,7 @@ async fn k5_the_clients_authorization_reaches_an_engine_only_when_it_is_configur
 #[tokio::test]
 async fn k5_an_engine_that_refuses_the_gateway_s_key_is_named_with_what_to_set() {
     own_process!();
-    let log = Log::default();
-    let writer = log.clone();
-    tracing_subscriber::fmt()
-        .with_ansi(false)
-        .with_env_filter("warn")
-        .with_writer(move || writer.clone())
-        .init();
+    let log = Log::with_levels("warn");
     for status in ["401 Unauthorized", "403 Forbidden"] {
         let engine = RawEngine::start(move |request: &RawRequest| match request.line.as_str() {
             "GET /health" => vec![Act::Send(raw_engine::json("{}"))],
@@ -273,7 +247,7 @@ async fn k5_an_engine_that_refuses_the_gateway_s_key_is_named_with_what_to_set()
         cluster.gateway.state().registry.upsert(WorkerSpec::parse_flag(&flag).unwrap());
         let advice = format!("status {status}; set api_key of the worker to a key of the engine");
         let is_logged = |_: &_| {
-            let logged = String::from_utf8_lossy(&log.0.lock()).into_owned();
+            let logged = log.text();
             logged.lines().any(|line| line.contains("WARN") && line.contains(&advice))
         };
         // K5.6

@@ -3,27 +3,25 @@
 use std::time::Duration;
 
 use pointsman_gateway::config::{DiscoveryEtcd, DiscoveryFile, DiscoveryFileFormat};
-use pointsman_tests::{TestCluster, TestClusterBuilder, own_process};
+use pointsman_tests::{TestCluster, TestClusterBuilder, log::Log, own_process};
 use serde_json::{Value, json};
-
-use crate::log_lines::{Log, log};
 
 /// Waits for a line of the log, after the first `skipped` that fit.
 async fn line(log: &Log, skipped: usize, word: &str) -> String {
     for _ in 0..1_000 {
-        let text = String::from_utf8_lossy(&log.0.lock()).into_owned();
+        let text = log.text();
         if let Some(line) = text.lines().filter(|line| line.contains(word)).nth(skipped) {
             return line.to_owned();
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    panic!("no line with {word}: {}", String::from_utf8_lossy(&log.0.lock()));
+    panic!("no line with {word}: {}", log.text());
 }
 
 #[tokio::test]
 async fn p13_each_change_of_a_source_has_one_bounded_line() {
     own_process!();
-    let (log, dir) = (log(), tempfile::tempdir().unwrap());
+    let (log, dir) = (Log::start(), tempfile::tempdir().unwrap());
     let path = dir.path().join("workers.json");
     let write = |ports: &[u16]| {
         let worker = |port: &u16| {
@@ -56,7 +54,7 @@ async fn p13_each_change_of_a_source_has_one_bounded_line() {
     assert!(second.contains("urls_left=\"http://127.0.0.1:1\""), "{second}");
     // A file without a change has no further line.
     tokio::time::sleep(Duration::from_millis(1_300)).await;
-    let text = String::from_utf8_lossy(&log.0.lock()).into_owned();
+    let text = log.text();
     // P13.1
     assert_eq!(text.matches(word).count(), 2, "{text}");
 }

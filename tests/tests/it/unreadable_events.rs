@@ -3,18 +3,15 @@
 use std::time::Duration;
 
 use pointsman_sim::{Dialect, Role, SimConfig};
-use pointsman_tests::{TestCluster, TestClusterBuilder, own_process};
+use pointsman_tests::{TestCluster, TestClusterBuilder, log::Log, own_process};
 use serde_json::{Value, json};
 
-use super::{
-    kv_groups::{Publisher, predicted},
-    log_lines::log,
-};
+use super::kv_groups::{Publisher, predicted};
 
 #[tokio::test]
 async fn h6_a_feed_that_cannot_be_read_is_not_live_and_decisions_predict_the_cache() {
     own_process!();
-    let log = log();
+    let log = Log::start();
     let mut publisher = Publisher::bind().await;
     let endpoint = format!("tcp://127.0.0.1:{}", publisher.port);
     let config = SimConfig::instant(Dialect::Vllm, Role::Aggregated);
@@ -55,7 +52,7 @@ async fn h6_a_feed_that_cannot_be_read_is_not_live_and_decisions_predict_the_cac
     }
     // H6.22
     assert_eq!(predicted(&cluster, &tokens).await, 40);
-    let text = String::from_utf8_lossy(&log.0.lock()).into_owned();
+    let text = log.text();
     let told = text.lines().filter(|line| line.contains("kv events of a worker cannot be decoded"));
     let lines: Vec<&str> = told.collect();
     assert_eq!(lines.len(), 1, "{lines:?}");

@@ -7,11 +7,9 @@ use std::sync::{
 
 use pointsman_routing::SlotKind;
 use pointsman_test_guests::TENANT_LIMIT;
-use pointsman_tests::own_process;
+use pointsman_tests::{log::Log, own_process};
 
 use super::*;
-use crate::log_lines::log;
-
 /// Time in which a change reaches the other gateway, many times over.
 const TOLD: Duration = Duration::from_secs(1);
 const JETSTREAM: &str = "jetstream: enabled";
@@ -276,7 +274,7 @@ fn publishing(subjects: &str) -> String {
 #[tokio::test]
 async fn q7_while_the_server_refuses_writes_the_state_is_not_shared_and_one_line_says_why() {
     own_process!();
-    let log = log();
+    let log = Log::start();
     let Some(mut nats) = Nats::start(&publishing("")).await else { return };
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("password");
@@ -302,7 +300,7 @@ async fn q7_while_the_server_refuses_writes_the_state_is_not_shared_and_one_line
         assert!(is_refused(&replicas), "{replicas}");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    let text = String::from_utf8_lossy(&log.0.lock()).into_owned();
+    let text = log.text();
     // Q7.14
     assert_eq!(text.matches("state of policies is not shared").count(), 1, "{text}");
     nats.configure(&publishing(", \"$KV.pointsman-default.>\"")).unwrap();
