@@ -61,7 +61,11 @@ pub struct RawEngine {
 }
 
 /// The models of an engine that serves `tiny`.
-const MODELS: &str = r#"{"object":"list","data":[{"id":"tiny","object":"model"}]}"#;
+pub const MODELS: &str = r#"{"object":"list","data":[{"id":"tiny","object":"model"}]}"#;
+/// A completion.
+pub const ANSWER: &str = r#"{"id":"c","choices":[{"index":0,"text":"good","finish_reason":"stop"}]}"#;
+/// End of a stream.
+pub const DONE: &str = "data: [DONE]\n\n";
 
 type Script = Box<dyn Fn(&RawRequest) -> Vec<Act> + Send + Sync>;
 

@@ -13,10 +13,9 @@ use pointsman_gateway::config::SlotEntry;
 use pointsman_routing::SlotKind;
 use pointsman_sim::{Dialect, Fault, FaultKind, FaultLeg, Role, SimConfig};
 use pointsman_test_guests::{ROGUE_LEARNING_PLANNER, scripted};
-use pointsman_tests::{TestCluster, TestClusterBuilder, log::Log, own_process};
+use pointsman_tests::{COMPLETIONS, TestCluster, TestClusterBuilder, log::Log, own_process};
 use serde_json::{Value, json};
 
-const COMPLETIONS: &str = "/v1/completions";
 const EXPLAIN: (&str, &str) = ("x-pointsman-decision", "1");
 
 fn body(prompt: &str) -> String {

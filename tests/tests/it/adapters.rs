@@ -2,14 +2,13 @@
 
 use pointsman_gateway::config::Config;
 use pointsman_tests::{
-    Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
+    Act, CHAT, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
     raw::{send, until_mark},
     raw_engine::json,
 };
 use pointsman_workers::WorkerSpec;
 use serde_json::{Value, json};
 
-const CHAT: &str = "/v1/chat/completions";
 const MODELS: &str =
     r#"{"data":[{"id":"org/m"},{"id":"law","parent":"org/m"},{"id":"own","parent":"org/m"}]}"#;
 const ANSWER: &str = r#"{"id":"a","object":"chat.completion","created":1,"model":"m","choices":[{"index":0,

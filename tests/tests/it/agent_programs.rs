@@ -4,11 +4,10 @@ use std::time::Duration;
 
 use pointsman_gateway::config::Config;
 use pointsman_sim::{Dialect, Fault, FaultKind, Role, SimConfig};
-use pointsman_tests::{TestCluster, TestClusterBuilder};
+use pointsman_tests::{CHAT, TestCluster, TestClusterBuilder};
 use pointsman_workers::name_hash;
 use serde_json::{Value, json};
 
-const CHAT: &str = "/v1/chat/completions";
 const SESSION: &str = "x-dynamo-session-id";
 const PARENT: &str = "x-dynamo-parent-session-id";
 const SALT: u64 = 77;

@@ -5,10 +5,8 @@ use std::{path::Path, time::Duration};
 use futures_util::future::join_all;
 use pointsman_gateway::config::{Auth, Config, KeyDigest, KeyEntry, OperatorEntry, Role};
 use pointsman_sim::{Dialect, Role as EngineRole, SimConfig};
-use pointsman_tests::{TestCluster, TestClusterBuilder};
+use pointsman_tests::{COMPLETIONS, TestCluster, TestClusterBuilder};
 use serde_json::json;
-
-pub(crate) const COMPLETIONS: &str = "/v1/completions";
 
 fn entry(id: &str, tenant: &str, digest: KeyDigest) -> KeyEntry {
     KeyEntry { id: id.into(), tenant: tenant.into(), digest: Some(digest.to_string().into()) }

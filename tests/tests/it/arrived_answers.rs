@@ -12,12 +12,12 @@ use std::{
 
 use parking_lot::{Mutex, MutexGuard};
 use pointsman_tests::{
-    Act, RawEngine, TestCluster, TestClusterBuilder, own_process, raw::send, raw_engine::json as json_answer,
+    Act, COMPLETIONS, RawEngine, TestCluster, TestClusterBuilder, own_process, raw::send,
+    raw_engine::json as json_answer,
 };
 use pointsman_workers::WorkerSpec;
 use serde_json::json;
 
-const COMPLETIONS: &str = "/v1/completions";
 const MS: Duration = Duration::from_millis(1);
 
 /// Takes log lines. A thread that logs a request with the id `stop-here` stands still while the lock is held.

@@ -6,15 +6,13 @@ use pointsman_gateway::config::{Config, SlotEntry};
 use pointsman_routing::{NativeMode, SlotKind};
 use pointsman_sim::{Dialect, Fault, FaultKind, FaultLeg, Role, SimConfig};
 use pointsman_tests::{
-    Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
+    Act, CHAT, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
     client::Reply,
     raw_engine::{json as json_answer, status},
 };
 use pointsman_workers::{WorkerId, WorkerSpec};
 use serde_json::{Value, json};
 use tokio::time::Instant;
-
-const CHAT: &str = "/v1/chat/completions";
 
 fn chat(stream: bool) -> String {
     json!({

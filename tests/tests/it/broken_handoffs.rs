@@ -10,14 +10,12 @@ use std::{
 
 use pointsman_gateway::config::Config;
 use pointsman_tests::{
-    Act, RawEngine, TestCluster, TestClusterBuilder,
+    Act, COMPLETIONS, RawEngine, TestCluster, TestClusterBuilder,
     client::Reply,
-    raw_engine::{RawRequest, chunk, json as json_answer, status, stream_head},
+    raw_engine::{MODELS, RawRequest, chunk, json as json_answer, status, stream_head},
 };
 use pointsman_workers::{WorkerId, WorkerSpec};
 use serde_json::{Value, json};
-
-const COMPLETIONS: &str = "/v1/completions";
 
 /// How the engines of a fleet hand over.
 #[derive(Clone, Copy, Debug)]
@@ -59,8 +57,6 @@ fn serves(models: &'static str, request: &RawRequest) -> Option<Vec<Act>> {
     };
     Some(vec![Act::Send(answer)])
 }
-
-const MODELS: &str = r#"{"object":"list","data":[{"id":"tiny","object":"model"}]}"#;
 
 fn completion(end: &str, handoff: &Value) -> Vec<u8> {
     let choice = json!({ "index": 0, "text": "hi", "finish_reason": end });

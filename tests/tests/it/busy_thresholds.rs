@@ -7,12 +7,10 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 use pointsman_gateway::config::Config;
 use pointsman_routing::{BusyByLeg, BusyThresholds};
 use pointsman_sim::{Dialect, Role, SimConfig};
-use pointsman_tests::{Client, TestCluster, TestClusterBuilder, client::Reply};
+use pointsman_tests::{COMPLETIONS, Client, TestCluster, TestClusterBuilder, client::Reply};
 use pointsman_workers::Leg;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
-
-const COMPLETIONS: &str = "/v1/completions";
 
 /// A prompt of this many tokens, by the estimate of four bytes a token.
 fn body(tokens: usize, output: u32) -> String {

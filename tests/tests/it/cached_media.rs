@@ -6,13 +6,12 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 use parking_lot::Mutex;
 use pointsman_gateway::config::Config;
 use pointsman_tests::{
-    Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
+    Act, CHAT, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
     raw_engine::{json as answer, status},
 };
 use pointsman_workers::WorkerSpec;
 use serde_json::{Value, json};
 
-const CHAT: &str = "/v1/chat/completions";
 const ANSWER: &str = r#"{"id":"x","choices":[{"index":0,"message":{"role":"assistant","content":"a"},"finish_reason":"stop"}]}"#;
 /// Answer of a vLLM prefill engine.
 const PREFILLED: &str = r#"{"id":"p","choices":[{"index":0,"message":{"role":"assistant","content":""},"finish_reason":"length"}],"kv_transfer_params":{"remote_block_ids":[[1]],"remote_engine_id":"e","remote_request_id":"r","remote_host":"127.0.0.1","remote_port":1}}"#;

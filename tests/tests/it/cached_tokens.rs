@@ -2,14 +2,11 @@
 //! engine says counts the blocks that it received.
 
 use pointsman_tests::{
-    Act, RawEngine, RawRequest, TestClusterBuilder,
+    Act, COMPLETIONS, MESSAGES, RawEngine, RawRequest, TestClusterBuilder,
     raw_engine::{chunk, json as json_answer, status, stream_head},
 };
 use pointsman_workers::WorkerSpec;
 use serde_json::{Value, json};
-
-const COMPLETIONS: &str = "/v1/completions";
-const MESSAGES: &str = "/v1/messages";
 
 /// An engine with this answer, whole or as a stream.
 async fn engine(answer: impl Fn(&RawRequest) -> Value + Send + Sync + 'static) -> RawEngine {

@@ -11,12 +11,11 @@ use std::{
 use pointsman_gateway::config::{DiscoveryFile, DiscoveryFileFormat};
 use pointsman_sim::{Dialect, Role, Sim, SimConfig};
 use pointsman_tests::{
-    Act, RawEngine, RawRequest, Stream, TestCluster, TestClusterBuilder,
+    Act, CHAT, RawEngine, RawRequest, Stream, TestCluster, TestClusterBuilder,
     raw_engine::{chunk, json as json_answer, status, stream_head},
 };
 use serde_json::{Value, json};
 
-const CHAT: &str = "/v1/chat/completions";
 const DELTA: &str = r#"{"id":"c","object":"chat.completion.chunk","model":"tiny","choices":[{"index":0,"delta":{"content":"a"},"finish_reason":null}]}"#;
 const WHOLE: &str = r#"{"id":"c","object":"chat.completion","model":"tiny","choices":[{"index":0,"message":{"role":"assistant","content":"a"},"finish_reason":"stop"}]}"#;
 

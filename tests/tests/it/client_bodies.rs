@@ -6,12 +6,11 @@ use std::time::Duration;
 use pointsman_gateway::config::Config;
 use pointsman_sim::{Dialect, Role};
 use pointsman_tests::{
-    TestCluster, TestClusterBuilder,
+    CHAT, TestCluster, TestClusterBuilder,
     raw::{resident_bytes, send, until_closed, until_mark},
 };
 use tokio::{io::AsyncWriteExt as _, net::TcpStream, time::sleep};
 
-const CHAT: &str = "/v1/chat/completions";
 const BODY: &str = r#"{"model":"tiny","max_tokens":2,"messages":[{"role":"user","content":"hello"}]}"#;
 
 pub(crate) async fn cluster(change: impl FnOnce(&mut Config)) -> TestCluster {

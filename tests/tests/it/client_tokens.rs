@@ -5,9 +5,7 @@ use std::{path::PathBuf, time::Duration};
 
 use pointsman_gateway::config::{Model, TokenSource};
 use pointsman_sim::{Dialect, Role, SimConfig};
-use pointsman_tests::{TestCluster, TestClusterBuilder, raw::send};
-
-const COMPLETIONS: &str = "/v1/completions";
+use pointsman_tests::{COMPLETIONS, TestCluster, TestClusterBuilder, raw::send};
 
 fn body(bytes: usize) -> String {
     // Each sentence is another one, so that no piece of it is cached.

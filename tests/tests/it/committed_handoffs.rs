@@ -5,12 +5,11 @@ use std::time::Duration;
 use pointsman_gateway::config::{Config, LegOrder};
 use pointsman_routing::{BusyByLeg, BusyThresholds};
 use pointsman_sim::{Dialect, Fault, FaultKind, Role, SimConfig};
-use pointsman_tests::{TestCluster, TestClusterBuilder, client::Reply};
+use pointsman_tests::{COMPLETIONS, TestCluster, TestClusterBuilder, client::Reply};
 use pointsman_workers::{Leg, WorkerId};
 use serde_json::{Value, json};
 use tokio::{task::JoinSet, time::Instant};
 
-const COMPLETIONS: &str = "/v1/completions";
 const MS: Duration = Duration::from_millis(1);
 const ORDERS: [LegOrder; 2] = [LegOrder::PrefillFirst, LegOrder::DecodeFirst];
 

@@ -5,7 +5,7 @@ use std::io::Write as _;
 use pointsman_gateway::config::Config;
 use pointsman_sim::{Dialect, Role};
 use pointsman_tests::{
-    TestCluster, TestClusterBuilder,
+    CHAT, TestCluster, TestClusterBuilder,
     client::Client,
     picker::PickerClient,
     raw::{send, until_mark},
@@ -13,7 +13,6 @@ use pointsman_tests::{
 
 use crate::client_bodies::cluster;
 
-const CHAT: &str = "/v1/chat/completions";
 const BODY: &str = r#"{"model":"tiny","max_tokens":2,"messages":[{"role":"user","content":"hello"}]}"#;
 /// [`BODY`], by Google's encoder.
 const BROTLI: &[u8] = b"\

@@ -1,10 +1,8 @@
 //! Workers of one model whose engines take prompts of different lengths (F6.12, I17.6).
 
 use pointsman_sim::{Dialect, Role, SimConfig};
-use pointsman_tests::{TestCluster, TestClusterBuilder, client::Reply};
+use pointsman_tests::{COMPLETIONS, TestCluster, TestClusterBuilder, client::Reply};
 use serde_json::{Value, json};
-
-const COMPLETIONS: &str = "/v1/completions";
 
 /// A gateway in front of an engine with a short context, which is preferred, and one with a longer one.
 async fn cluster(lengths: [u32; 2]) -> TestCluster {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use pointsman_gateway::config::{Config, Model, Probe};
 use pointsman_sim::{Dialect, Fault, FaultKind, Role, SimConfig};
 use pointsman_tests::{
-    Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
+    Act, CHAT, COMPLETIONS, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
     client::text_of,
     raw_engine::{chunk, stream_head},
 };
@@ -18,8 +18,6 @@ mod bodies;
 mod exact;
 mod handoffs;
 
-pub(crate) const CHAT: &str = "/v1/chat/completions";
-pub(crate) const COMPLETIONS: &str = "/v1/completions";
 const TOKENS: u32 = 24;
 
 /// A request for a stream of `TOKENS` tokens with usage, of a prompt that fills whole tokens of the engine

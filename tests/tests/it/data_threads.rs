@@ -8,11 +8,10 @@ use std::{collections::HashMap, fs};
 use pointsman_gateway::config::SlotEntry;
 use pointsman_routing::SlotKind;
 use pointsman_sim::{Dialect, Role};
-use pointsman_tests::{Client, TestClusterBuilder, client::text_of, own_process};
+use pointsman_tests::{CHAT, Client, TestClusterBuilder, client::text_of, own_process};
 use serde_json::json;
 use tokio::task::JoinSet;
 
-const CHAT: &str = "/v1/chat/completions";
 const THREADS: usize = 4;
 const CLIENTS: usize = 48;
 const TURNS: usize = 6;

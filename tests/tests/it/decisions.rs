@@ -9,10 +9,8 @@ use pointsman_policy_tools::replay::{RankBy, Report, replay};
 use pointsman_routing::Origin;
 use pointsman_sim::{Dialect, Fault, FaultKind, Role, SimConfig};
 use pointsman_test_guests::{LEARNED_TTFT, LOW_QUEUE, TENANT_LIMIT};
-use pointsman_tests::{TestCluster, TestClusterBuilder};
+use pointsman_tests::{CHAT, TestCluster, TestClusterBuilder};
 use serde_json::{Value, json};
-
-const CHAT: &str = "/v1/chat/completions";
 
 fn chat(stream: bool, tokens: u32, words: usize) -> String {
     json!({

@@ -11,14 +11,12 @@ use std::{
 use pointsman_gateway::config::{DiscoveryFile, DiscoveryFileFormat, DiscoveryScheme};
 use pointsman_sim::{Dialect, Role, Sim, SimConfig, SimHandle};
 use pointsman_tests::{
-    Act, RawEngine, TestCluster, TestClusterBuilder,
+    Act, CHAT, RawEngine, TestCluster, TestClusterBuilder,
     raw_engine::{json as json_answer, status},
     tls::{Authority, TlsFiles},
     tls_proxy::TlsProxy,
 };
 use serde_json::{Value, json};
-
-const CHAT: &str = "/v1/chat/completions";
 
 async fn sim() -> SimHandle {
     Sim::start(SimConfig::instant(Dialect::Vllm, Role::Aggregated)).await.unwrap()

@@ -5,7 +5,7 @@
 use std::{fs, net::SocketAddr, path::Path, time::Duration};
 
 use pointsman_sim::{Dialect, Role, SimConfig};
-use pointsman_tests::{Client, TestCluster, TestClusterBuilder, fountain::Fountain};
+use pointsman_tests::{CHAT, Client, TestCluster, TestClusterBuilder, fountain::Fountain};
 use pointsman_workers::WorkerSpec;
 use serde_json::{Value, json};
 use tokio::{
@@ -14,7 +14,6 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
-const CHAT: &str = "/v1/chat/completions";
 const BODY: &str =
     r#"{"model":"tiny","max_tokens":2,"messages":[{"role":"user","content":"a slow upload"}]}"#;
 

@@ -4,18 +4,16 @@ use std::{sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 use pointsman_tests::{
-    Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
+    Act, CHAT, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
     client::Reply,
-    raw_engine::{chunk, json, stream_head},
+    raw_engine::{DONE, chunk, json, stream_head},
 };
 use pointsman_workers::WorkerSpec;
 use serde_json::{Value, json};
 
 const MS: Duration = Duration::from_millis(1);
-const CHAT: &str = "/v1/chat/completions";
 const ANSWER: &str = r#"{"choices":[{"index":0,"message":{"role":"assistant","content":"good"},"finish_reason":"stop"}],"data":[],"content":[],"output":[]}"#;
 const ROLE: &str = "data: {\"choices\":[{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"finish_reason\":null}]}\n\n";
-const DONE: &str = "data: [DONE]\n\n";
 
 /// A gateway in front of an engine that answers as it is told, which is preferred, and one that answers well.
 struct Bench {

@@ -9,7 +9,7 @@ use envoy_types::pb::envoy::{
 use pointsman_gateway::config::Config;
 use pointsman_sim::{Dialect, Role, SimConfig};
 use pointsman_tests::{
-    TestCluster, TestClusterBuilder,
+    CHAT, TestCluster, TestClusterBuilder,
     picker::{Carried, Picked, PickerClient},
 };
 use pointsman_workers::{Refusal, StuckBy};
@@ -20,7 +20,6 @@ use tokio::{
 };
 use tonic::Code;
 
-const CHAT: &str = "/v1/chat/completions";
 const EVENTS: &str = "data: {\"choices\":[{\"delta\":{\"content\":\"a\"}}]}\n\n\
                       data: {\"choices\":[{\"delta\":{\"content\":\"b\"},\"finish_reason\":\"stop\"}]}\n\n\
                       data: {\"choices\":[],\"usage\":{\"prompt_tokens\":9,\"completion_tokens\":2}}\n\n\

@@ -6,16 +6,13 @@ use std::{sync::Arc, time::Duration};
 use parking_lot::Mutex;
 use pointsman_gateway::config::Config;
 use pointsman_tests::{
-    Act, Client, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
-    raw_engine::{chunk, json, stream_head},
+    Act, COMPLETIONS, Client, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
+    raw_engine::{ANSWER, MODELS, chunk, json, stream_head},
 };
 use pointsman_workers::WorkerSpec;
 use serde_json::Value;
 use tokio::time::Instant;
 
-const COMPLETIONS: &str = "/v1/completions";
-const MODELS: &str = r#"{"object":"list","data":[{"id":"tiny","object":"model"}]}"#;
-const ANSWER: &str = r#"{"id":"c","choices":[{"index":0,"text":"good","finish_reason":"stop"}]}"#;
 const TOKEN: &str = r#"data: {"choices":[{"index":0,"text":"a","finish_reason":null}]}"#;
 const LAST: &str = r#"data: {"choices":[{"index":0,"text":"b","finish_reason":"stop"}]}"#;
 

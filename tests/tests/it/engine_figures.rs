@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use pointsman_gateway::config::Config;
 use pointsman_routing::{BusyByLeg, BusyThresholds};
 use pointsman_tests::{
-    Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
+    Act, COMPLETIONS, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
     log::Log,
     own_process,
     raw_engine::{json, status},
@@ -22,7 +22,6 @@ use pointsman_workers::{Leg, WorkerSpec};
 use serde_json::Value;
 use tokio::time::{Instant, sleep};
 
-const COMPLETIONS: &str = "/v1/completions";
 const BODY: &str = r#"{"model":"tiny","prompt":"a few words","max_tokens":2}"#;
 const MODELS: &str = r#"{"data":[{"id":"tiny","owned_by":"vllm"}]}"#;
 const ANSWER: &str = r#"{"id":"x","choices":[{"index":0,"text":"a","finish_reason":"stop"}]}"#;

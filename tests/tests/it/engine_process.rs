@@ -13,14 +13,12 @@ use std::{
 use pointsman_rig::fleet::free_port;
 use pointsman_sim::{Dialect, Role, Sim, SimConfig};
 use pointsman_tests::{
-    Act, Client, RawEngine, TestCluster, TestClusterBuilder,
+    Act, COMPLETIONS, Client, RawEngine, TestCluster, TestClusterBuilder,
     raw_engine::{chunk, json as json_answer, status, stream_head},
 };
 use pointsman_workers::{Ineligible, WorkerSpec};
 use serde_json::{Value, json};
 use tokio::time::Instant;
-
-const COMPLETIONS: &str = "/v1/completions";
 
 fn ineligible(cluster: &TestCluster) -> Vec<Option<Ineligible>> {
     let snapshot = cluster.gateway.state().registry.snapshot();

@@ -13,7 +13,7 @@ use std::{
 use parking_lot::Mutex;
 use pointsman_sim::{Dialect, Role, Sim, SimConfig};
 use pointsman_tests::{
-    Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
+    Act, COMPLETIONS, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
     client::Reply,
     log::Log,
     own_process,
@@ -21,8 +21,6 @@ use pointsman_tests::{
 };
 use pointsman_workers::{ModelName, WorkerSpec};
 use serde_json::{Value, json};
-
-const COMPLETIONS: &str = "/v1/completions";
 
 fn retry_after(reply: &Reply) -> Option<&str> {
     reply.headers.get("retry-after").map(|value| value.to_str().unwrap())

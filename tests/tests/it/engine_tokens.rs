@@ -12,7 +12,7 @@ use std::{
 use futures_util::future::join_all;
 use pointsman_gateway::config::{Config, Model, TokenSource};
 use pointsman_tests::{
-    Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
+    Act, COMPLETIONS, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
     log::Log,
     own_process,
     raw_engine::{json as ok, status},
@@ -22,7 +22,6 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 const TOKENIZE: &str = "POST /tokenize";
-const COMPLETIONS: &str = "/v1/completions";
 const LIMIT: Duration = Duration::from_secs(1);
 
 /// What an engine does with `/tokenize`.

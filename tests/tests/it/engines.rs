@@ -11,15 +11,12 @@ use std::{
 use pointsman_gateway::config::Config;
 use pointsman_sim::{Dialect, Fault, FaultKind, FaultLeg, Role, Sim, SimConfig};
 use pointsman_tests::{
-    Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
-    raw_engine::{json, status},
+    Act, COMPLETIONS, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
+    raw_engine::{MODELS, json, status},
 };
 use pointsman_workers::{WorkerId, WorkerSpec};
 use serde_json::Value;
 use tokio::time::Instant;
-
-const COMPLETIONS: &str = "/v1/completions";
-const MODELS: &str = r#"{"object":"list","data":[{"id":"tiny","object":"model"}]}"#;
 
 const MS: Duration = Duration::from_millis(1);
 

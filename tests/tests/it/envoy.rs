@@ -5,7 +5,7 @@ use std::{net::SocketAddr, path::PathBuf, process::Command, time::Duration};
 
 use pointsman_sim::{Dialect, Role, SimConfig};
 use pointsman_tests::{
-    Client, TestCluster, TestClusterBuilder,
+    CHAT, Client, TestCluster, TestClusterBuilder,
     client::text_of,
     envoy::{Envoy, config, program},
     tls::{Authority, Leaf, TlsFiles},
@@ -13,8 +13,6 @@ use pointsman_tests::{
 use serde_json::json;
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
-
-const CHAT: &str = "/v1/chat/completions";
 
 /// Envoy, unless it is not installed.
 fn installed() -> Option<PathBuf> {

@@ -6,15 +6,12 @@ use pointsman_gateway::config::{Config, SlotEntry};
 use pointsman_routing::{NativeMode, SlotKind};
 use pointsman_sim::{Dialect, Fault, FaultKind, Role, SimConfig};
 use pointsman_tests::{
-    Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
+    Act, CHAT, RESPONSES, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
     client::{Client, Reply},
     raw_engine,
 };
 use pointsman_workers::WorkerSpec;
 use serde_json::{Value, json};
-
-const CHAT: &str = "/v1/chat/completions";
-const RESPONSES: &str = "/v1/responses";
 
 fn chat(tokens: u32) -> String {
     json!({

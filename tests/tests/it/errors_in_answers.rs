@@ -6,14 +6,13 @@ use std::time::Duration;
 use pointsman_gateway::config::SlotEntry;
 use pointsman_routing::{NativeMode, SlotKind};
 use pointsman_tests::{
-    Act, RawEngine, TestCluster, TestClusterBuilder,
+    Act, COMPLETIONS, RawEngine, TestCluster, TestClusterBuilder,
     client::Reply,
     raw_engine::{chunk, json, status, stream_head},
 };
 use pointsman_workers::WorkerSpec;
 use serde_json::json as value;
 
-pub(crate) const COMPLETIONS: &str = "/v1/completions";
 pub(crate) const LAST: &str = r#"data: {"choices":[{"index":0,"text":"b","finish_reason":"stop"}]}"#;
 
 pub(crate) async fn engine(acts: Vec<Act>) -> RawEngine {

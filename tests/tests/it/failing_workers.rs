@@ -12,11 +12,9 @@ use pointsman_tests::{
     Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
     log::Log,
     own_process,
-    raw_engine::{json, status},
+    raw_engine::{ANSWER, json, status},
 };
 use serde_json::{Value, json};
-
-const ANSWER: &str = r#"{"id":"c","choices":[{"index":0,"text":"good","finish_reason":"stop"}]}"#;
 
 /// An engine that answers `refusal` with status 500 while `fails`, and resets the connection if that is
 /// empty.

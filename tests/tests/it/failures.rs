@@ -4,11 +4,9 @@
 use std::time::Duration;
 
 use pointsman_sim::{Dialect, Fault, FaultKind, FaultLeg, Role, SimConfig};
-use pointsman_tests::{TestCluster, TestClusterBuilder};
+use pointsman_tests::{CHAT, TestCluster, TestClusterBuilder};
 use pointsman_workers::WorkerId;
 use serde_json::{Value, json};
-
-const CHAT: &str = "/v1/chat/completions";
 
 fn chat(stream: bool, tokens: u32) -> String {
     json!({

@@ -5,14 +5,13 @@ use std::time::Duration;
 use pointsman_gateway::config::Config;
 use pointsman_sim::{Dialect, Role, SimConfig};
 use pointsman_tests::{
-    Act, RawEngine, TestCluster, TestClusterBuilder,
+    Act, COMPLETIONS, RawEngine, TestCluster, TestClusterBuilder,
     client::Reply,
     raw_engine::{RawRequest, chunk, stream_head},
 };
 use pointsman_workers::WorkerSpec;
 use serde_json::{Value, json};
 
-const COMPLETIONS: &str = "/v1/completions";
 const HEADER: &str = "x-tenant";
 
 /// A gateway that believes clients about their tenant, with `sections` in its configuration.

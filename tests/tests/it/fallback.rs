@@ -2,10 +2,8 @@
 
 use pointsman_gateway::config::{Config, LegOrder};
 use pointsman_sim::{Dialect, Fault, FaultKind, Role, SimConfig};
-use pointsman_tests::{TestCluster, TestClusterBuilder, client::Reply};
+use pointsman_tests::{COMPLETIONS, TestCluster, TestClusterBuilder, client::Reply};
 use serde_json::json;
-
-const COMPLETIONS: &str = "/v1/completions";
 
 async fn ask(cluster: &TestCluster) -> Reply {
     let body = json!({"model": "tiny", "prompt": "a short prompt", "max_tokens": 3}).to_string();

@@ -5,14 +5,13 @@ use std::time::Duration;
 
 use pointsman_gateway::config::{Config, Model, TokenSource};
 use pointsman_sim::{Dialect, Fault, FaultKind, FaultLeg, Role, SimConfig};
-use pointsman_tests::{TestCluster, TestClusterBuilder};
+use pointsman_tests::{CHAT, TestCluster, TestClusterBuilder};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
     time::sleep,
 };
 
-const CHAT: &str = "/v1/chat/completions";
 const BODY: &str =
     r#"{"model":"tiny","max_tokens":2,"stream":true,"messages":[{"role":"user","content":"hello"}]}"#;
 

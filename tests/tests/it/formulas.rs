@@ -7,12 +7,10 @@ use pointsman_policy_runtime::{Access, Capacity, FormulaSettings, Limits, Policy
 use pointsman_policy_tools::replay::{RankBy, Report, replay_behind};
 use pointsman_routing::Origin;
 use pointsman_sim::{Dialect, Role, SimConfig};
-use pointsman_tests::{Reply, TestCluster, TestClusterBuilder};
+use pointsman_tests::{CHAT, Reply, TestCluster, TestClusterBuilder};
 use serde_json::{Value, json};
 
 use crate::slots::slot;
-
-const CHAT: &str = "/v1/chat/completions";
 
 /// Prefers the worker of the higher id, whatever runs there.
 const LAST: &str = "cost = \"label('place') == 'last' ? 0 : 1\"\n";

@@ -8,7 +8,7 @@ use pointsman_sim::{Dialect, Fault, FaultKind, Role, SimConfig};
 use pointsman_tests::{
     Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
     client::Reply,
-    raw_engine::{chunk, json as json_answer, status, stream_head},
+    raw_engine::{DONE, MODELS, chunk, json as json_answer, status, stream_head},
 };
 use pointsman_workers::WorkerSpec;
 use serde_json::{Value, json};
@@ -340,8 +340,6 @@ async fn engine(models: &'static str, acts: impl Fn(&str) -> Vec<Act> + Send + S
     RawEngine::start(script).await.unwrap()
 }
 
-const MODELS: &str = r#"{"object":"list","data":[{"id":"tiny","object":"model"}]}"#;
-
 async fn before(engines: &[(&str, &RawEngine)]) -> TestCluster {
     let flags: Vec<String> = (1..)
         .zip(engines)
@@ -369,8 +367,6 @@ fn aborted(status: &str) -> String {
         "{{\"type\":\"abort\",\"message\":\"the engine said why\",\"status_code\":{status},\"err_type\":null}}"
     )
 }
-
-const DONE: &str = "data: [DONE]\n\n";
 
 fn streams(events: &str) -> Vec<Act> {
     vec![Act::Send([stream_head(), chunk(events.as_bytes()), chunk(b"")].concat())]

@@ -4,17 +4,13 @@
 use std::time::Duration;
 
 use pointsman_tests::{
-    Act, RawEngine, TestCluster, TestClusterBuilder,
-    raw_engine::{chunk, json, stream_head},
+    Act, CHAT, COMPLETIONS, MESSAGES, RawEngine, TestCluster, TestClusterBuilder,
+    raw_engine::{DONE, chunk, json, stream_head},
 };
 use pointsman_workers::WorkerSpec;
 use serde_json::{Value, json as value};
 
-use crate::errors_in_answers::{COMPLETIONS, LAST, ask, engine, gateway, good, stream, told};
-
-const CHAT: &str = "/v1/chat/completions";
-const MESSAGES: &str = "/v1/messages";
-const DONE: &str = "data: [DONE]\n\n";
+use crate::errors_in_answers::{LAST, ask, engine, gateway, good, stream, told};
 
 async fn legs(cluster: &TestCluster, outcome: &str) -> f64 {
     let samples = cluster.metric("pointsman_legs_total{").await.unwrap();

@@ -13,9 +13,9 @@ use std::{
 use pointsman_gateway::config::{Config, LegOrder};
 use pointsman_sim::{Dialect, Fault, FaultKind, Role, SimConfig};
 use pointsman_tests::{
-    Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
+    Act, COMPLETIONS, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
     raw::connect_small,
-    raw_engine::{chunk, json as json_answer, status, stream_head},
+    raw_engine::{ANSWER, DONE, MODELS, chunk, json as json_answer, status, stream_head},
 };
 use pointsman_workers::{WorkerId, WorkerSpec};
 use serde_json::{Value, json};
@@ -24,12 +24,8 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-const COMPLETIONS: &str = "/v1/completions";
-const MODELS: &str = r#"{"object":"list","data":[{"id":"tiny","object":"model"}]}"#;
-const ANSWER: &str = r#"{"id":"c","choices":[{"index":0,"text":"good","finish_reason":"stop"}]}"#;
 const TOKEN: &str = "data: {\"choices\":[{\"index\":0,\"text\":\"a\",\"finish_reason\":null}]}\n\n";
 const LAST: &str = "data: {\"choices\":[{\"index\":0,\"text\":\"b\",\"finish_reason\":\"stop\"}]}\n\n";
-const DONE: &str = "data: [DONE]\n\n";
 /// How long a leg of a pair takes that is slow on purpose.
 /// Long enough that a busy machine does not take it for the work of a moment.
 const SLOW: Duration = Duration::from_secs(3);

@@ -4,16 +4,14 @@
 use std::time::Duration;
 
 use pointsman_tests::{
-    Act, RawEngine, TestCluster, TestClusterBuilder,
-    raw_engine::{chunk, json, status, stream_head},
+    Act, COMPLETIONS, RawEngine, TestCluster, TestClusterBuilder,
+    raw_engine::{MODELS, chunk, json, status, stream_head},
 };
 use pointsman_workers::WorkerSpec;
 use serde_json::json as value;
 use tokio::time::Instant;
 
 const MS: Duration = Duration::from_millis(1);
-const COMPLETIONS: &str = "/v1/completions";
-const MODELS: &str = r#"{"object":"list","data":[{"id":"tiny","object":"model"}]}"#;
 /// Each endpoint with the event that an engine sends before it generates anything, and the rest.
 const STREAMS: [(&str, &str, &str); 3] = [
     (

@@ -4,17 +4,15 @@
 use std::{sync::Arc, time::Duration};
 
 use pointsman_tests::{
-    Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
+    Act, CHAT, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
     log::Log,
     own_process,
-    raw_engine::{chunk, json as json_answer, status, stream_head},
+    raw_engine::{MODELS, chunk, json as json_answer, status, stream_head},
 };
 use pointsman_workers::WorkerSpec;
 use serde_json::{Value, json};
 use tokio::sync::Notify;
 
-const CHAT: &str = "/v1/chat/completions";
-const MODELS: &str = r#"{"object":"list","data":[{"id":"tiny","object":"model"}]}"#;
 const SECRET: &str = "10.77.0.9";
 
 /// The fields with which engines hand over, at one place of an answer.

@@ -7,7 +7,7 @@ use h2::Reason;
 use pointsman_gateway::config::Config;
 use pointsman_sim::{Dialect, Role, SimConfig};
 use pointsman_tests::{
-    TestCluster, TestClusterBuilder,
+    CHAT, TestCluster, TestClusterBuilder,
     fountain::Fountain,
     http2::Http2Client,
     tls::{Authority, TlsFiles, connect},
@@ -20,7 +20,6 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
-const CHAT: &str = "/v1/chat/completions";
 const LIMIT: Duration = Duration::from_secs(10);
 /// The first bytes of a connection: preface, and empty settings.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";

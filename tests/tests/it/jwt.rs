@@ -16,7 +16,7 @@ use futures_util::future::join_all;
 use parking_lot::Mutex;
 use pointsman_gateway::config::{Auth, Jwt};
 use pointsman_sim::{Dialect, Role, SimConfig};
-use pointsman_tests::{TestCluster, TestClusterBuilder};
+use pointsman_tests::{COMPLETIONS, TestCluster, TestClusterBuilder};
 use ring::{
     hmac,
     rand::SystemRandom,
@@ -29,7 +29,6 @@ use tokio::{
 };
 
 const ISSUER: &str = "https://identity.example";
-const COMPLETIONS: &str = "/v1/completions";
 
 /// A key of the identity server.
 struct Key {

@@ -4,15 +4,13 @@
 use std::time::Duration;
 
 use pointsman_tests::{
-    Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder, own_process,
+    Act, CHAT, RawEngine, RawRequest, TestCluster, TestClusterBuilder, own_process,
     raw::{resident_bytes, send, until_mark},
-    raw_engine::json,
+    raw_engine::{MODELS, json},
 };
 use pointsman_workers::WorkerSpec;
 use tokio::{io::AsyncWriteExt as _, net::TcpStream, time::sleep};
 
-const CHAT: &str = "/v1/chat/completions";
-const MODELS: &str = r#"{"object":"list","data":[{"id":"tiny","object":"model"}]}"#;
 const ANSWER: &str = r#"{"id":"c","choices":[{"index":0,"message":{"role":"assistant","content":"a"},"finish_reason":"stop"}]}"#;
 /// Size of a prompt, bytes. A body arrives in a dozen reads.
 const PROMPT: usize = 220_000;

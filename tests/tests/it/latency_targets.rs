@@ -4,11 +4,10 @@ use std::{sync::Arc, time::Duration};
 
 use pointsman_gateway::config::Config;
 use pointsman_sim::{Dialect, Role, SimConfig};
-use pointsman_tests::{TestCluster, TestClusterBuilder, client::Reply};
+use pointsman_tests::{COMPLETIONS, TestCluster, TestClusterBuilder, client::Reply};
 use serde_json::{Value, json};
 use tokio::sync::Mutex;
 
-const COMPLETIONS: &str = "/v1/completions";
 const TENANT: &str = "x-tenant";
 const TTFT: &str = "x-slo-ttft-ms";
 const ITL: &str = "x-slo-tpot-ms";

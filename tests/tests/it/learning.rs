@@ -7,10 +7,8 @@ use pointsman_gateway::config::SlotEntry;
 use pointsman_routing::SlotKind;
 use pointsman_sim::{Dialect, Fault, FaultKind, Role, SimConfig};
 use pointsman_test_guests::{LEARNED_TTFT, ROGUE_LEARNER, ROGUE_LEARNING_PLANNER, scripted};
-use pointsman_tests::{TestCluster, TestClusterBuilder};
+use pointsman_tests::{CHAT, TestCluster, TestClusterBuilder};
 use serde_json::json;
-
-const CHAT: &str = "/v1/chat/completions";
 
 fn body(stream: bool, tokens: u32) -> String {
     json!({

@@ -10,13 +10,12 @@ use pointsman_routing::SlotKind;
 use pointsman_sim::{Dialect, Role, SimConfig};
 use pointsman_test_guests::{HOSTILE, ROGUE_PLANNER, scripted};
 use pointsman_tests::{
-    Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
+    Act, COMPLETIONS, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
     raw_engine::{chunk, json, stream_head},
 };
 use pointsman_workers::WorkerSpec;
 use serde_json::{Value, json};
 
-const COMPLETIONS: &str = "/v1/completions";
 const PAUSE: Duration = Duration::from_secs(4);
 
 fn body(tokens: u32, stream: bool) -> String {

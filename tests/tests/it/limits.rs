@@ -6,11 +6,8 @@
 use std::time::Duration;
 
 use pointsman_sim::{Dialect, Role};
-use pointsman_tests::{TestCluster, TestClusterBuilder, own_process};
+use pointsman_tests::{CHAT, COMPLETIONS, TestCluster, TestClusterBuilder, own_process};
 use tokio::time::Instant;
-
-const COMPLETIONS: &str = "/v1/completions";
-const CHAT: &str = "/v1/chat/completions";
 
 /// Status and message of the answer to a body.
 async fn ask(cluster: &TestCluster, path: &str, body: String) -> (u16, String) {

@@ -10,7 +10,7 @@ use std::{
 
 use parking_lot::Mutex;
 use pointsman_tests::{
-    Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
+    Act, CHAT, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
     client::Reply,
     raw_engine::{json, status},
 };
@@ -18,7 +18,6 @@ use pointsman_workers::{Leg, ModelName, WorkerSpec};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-const CHAT: &str = "/v1/chat/completions";
 /// More than the time between two readings of the engines' models.
 const PAUSE: Duration = Duration::from_millis(2_100);
 

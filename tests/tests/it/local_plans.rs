@@ -6,13 +6,13 @@ use std::time::Duration;
 use pointsman_gateway::config::{Config, Model, SlotEntry};
 use pointsman_routing::{BusyThresholds, SlotKind};
 use pointsman_sim::{Dialect, Fault, FaultKind, FaultLeg, Role, SimConfig};
-use pointsman_tests::{TestCluster, TestClusterBuilder, client::Reply};
+use pointsman_tests::{CHAT, COMPLETIONS, TestCluster, TestClusterBuilder, client::Reply};
 use pointsman_workers::{Leg, WorkerId};
 use serde_json::{Value, json};
 
 use crate::{
     continuation,
-    orchestration::{CHAT, EXPLAIN, chat},
+    orchestration::{EXPLAIN, chat},
 };
 
 mod waits;
@@ -280,15 +280,14 @@ async fn d4_the_rest_of_a_stream_whose_planned_worker_breaks_runs_over_a_pair() 
         config.models.insert("tiny".into(), rules);
     })
     .await;
-    let undisturbed =
-        continuation::normal(&continuation::stream(&cluster, continuation::COMPLETIONS, json!({})).await);
+    let undisturbed = continuation::normal(&continuation::stream(&cluster, COMPLETIONS, json!({})).await);
     let before = generations(&cluster, 0);
     let cut = Fault { times: Some(1), ..Fault::always(FaultKind::Cut { after_tokens: 6 }) };
     (1..3).for_each(|sim| {
         let leg = Some(FaultLeg::Aggregated);
         cluster.sims[sim].set_faults(vec![Fault { leg, ..cut.clone() }]);
     });
-    let events = continuation::stream(&cluster, continuation::COMPLETIONS, json!({})).await;
+    let events = continuation::stream(&cluster, COMPLETIONS, json!({})).await;
     // D4.12
     assert_eq!(continuation::normal(&events), undisturbed);
     assert_eq!(generations(&cluster, 0), before + 1, "the rest was prefilled remotely");
@@ -298,12 +297,11 @@ async fn d4_the_rest_of_a_stream_whose_planned_worker_breaks_runs_over_a_pair() 
 #[tokio::test]
 async fn d4_a_stream_that_leaves_its_planned_worker_moves_to_a_pair() {
     let cluster = streaming(|_| {}).await;
-    let undisturbed = continuation::normal(
-        &continuation::stream(&cluster, continuation::COMPLETIONS, json!({"max_tokens": 120})).await,
-    );
+    let undisturbed =
+        continuation::normal(&continuation::stream(&cluster, COMPLETIONS, json!({"max_tokens": 120})).await);
     let before = generations(&cluster, 0);
-    let body = continuation::body(continuation::COMPLETIONS, json!({"max_tokens": 120}));
-    let mut stream = cluster.client.stream(continuation::COMPLETIONS, &[], body).await.unwrap();
+    let body = continuation::body(COMPLETIONS, json!({"max_tokens": 120}));
+    let mut stream = cluster.client.stream(COMPLETIONS, &[], body).await.unwrap();
     let mut events = Vec::new();
     for _ in 0..5 {
         events.push(stream.next().await.unwrap().unwrap());

@@ -1,13 +1,12 @@
 //! Workers that are gateways, and send requests back (I19).
 
 use pointsman_tests::{
-    Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder, client::Reply, raw_engine::json,
+    Act, COMPLETIONS, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
+    client::Reply,
+    raw_engine::{ANSWER, json},
 };
 use pointsman_workers::WorkerSpec;
 use serde_json::{Value, json};
-
-const COMPLETIONS: &str = "/v1/completions";
-const ANSWER: &str = r#"{"id":"c","choices":[{"index":0,"text":"good","finish_reason":"stop"}]}"#;
 
 async fn engine() -> RawEngine {
     RawEngine::serving(|_: &RawRequest| vec![Act::Send(json(ANSWER))]).await.unwrap()

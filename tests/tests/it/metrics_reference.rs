@@ -10,10 +10,9 @@ use std::{
 
 use pointsman_gateway::config::Model;
 use pointsman_sim::{Dialect, Role, SimConfig};
-use pointsman_tests::{Client, TestCluster, TestClusterBuilder};
+use pointsman_tests::{CHAT, Client, TestCluster, TestClusterBuilder};
 use serde_json::{Value, json};
 
-const CHAT: &str = "/v1/chat/completions";
 const PARENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 const INTRODUCTION: &str = "# Metrics
 

@@ -8,14 +8,12 @@ use std::sync::{
 };
 
 use pointsman_tests::{
-    Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
+    Act, COMPLETIONS, RESPONSES, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
     raw_engine::{json as ok, status},
 };
 use serde_json::{Value, json};
 
-const RESPONSES: &str = "/v1/responses";
 const RERANK: &str = "/rerank";
-const COMPLETIONS: &str = "/v1/completions";
 const NOT_FOUND: &str = r#"{"detail":"Not Found"}"#;
 
 /// An engine, which has the endpoints for text. It knows no response to continue.

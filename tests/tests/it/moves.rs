@@ -6,7 +6,7 @@ use std::time::Duration;
 use pointsman_gateway::config::Config;
 use pointsman_sim::{Dialect, Fault, FaultKind, Role, Sim, SimConfig, SimHandle};
 use pointsman_tests::{
-    TestCluster,
+    CHAT, COMPLETIONS, TestCluster,
     client::{Stream, text_of},
     raw::{connect_small, until_closed},
 };
@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use tokio::{io::AsyncWriteExt as _, time::Instant};
 use tokio_util::task::TaskTracker;
 
-use crate::continuation::{AGGREGATED, CHAT, COMPLETIONS, PAIRS, body, cluster, normal, stream};
+use crate::continuation::{AGGREGATED, PAIRS, body, cluster, normal, stream};
 
 const THREE: &[Role] = &[Role::Aggregated, Role::Aggregated, Role::Aggregated];
 const TWO_PAIRS: &[Role] = &[Role::Prefill, Role::Prefill, Role::Decode, Role::Decode];

@@ -5,7 +5,7 @@ use std::{process::Command, time::Duration};
 
 use pointsman_gateway::config::{Config, DiscoveryEtcd, Probe, Replicas, Timeouts};
 use pointsman_tests::{
-    TestCluster, TestClusterBuilder,
+    CHAT, TestCluster, TestClusterBuilder,
     client::text_of,
     etcd::Etcd,
     nats::Nats,
@@ -16,7 +16,6 @@ use pointsman_workers::WorkerSpec;
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep, timeout};
 
-const CHAT: &str = "/v1/chat/completions";
 const LIMIT: Duration = Duration::from_secs(60);
 const TOKENS: u32 = 60;
 

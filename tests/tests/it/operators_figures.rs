@@ -7,15 +7,13 @@ use std::time::Duration;
 
 use pointsman_sim::{Dialect, Role, SimConfig};
 use pointsman_tests::{
-    Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
+    Act, COMPLETIONS, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
     log::Log,
     own_process,
     raw_engine::{chunk, json, stream_head},
 };
 use pointsman_workers::WorkerSpec;
 use serde_json::{Value, json};
-
-const COMPLETIONS: &str = "/v1/completions";
 
 fn body(tokens: u32, stream: bool) -> String {
     let prompt = "which way does this train go, and who decides? ".repeat(20);

@@ -4,10 +4,9 @@ use std::time::Duration;
 
 use pointsman_gateway::config::LegOrder;
 use pointsman_sim::{Dialect, Fault, FaultKind, FaultLeg, Role, Sim, SimConfig};
-use pointsman_tests::{Client, TestCluster, TestClusterBuilder};
+use pointsman_tests::{CHAT, Client, TestCluster, TestClusterBuilder};
 use serde_json::{Value, json};
 
-pub(crate) const CHAT: &str = "/v1/chat/completions";
 pub(crate) const EXPLAIN: (&str, &str) = ("x-pointsman-decision", "1");
 
 pub(crate) fn chat(more: Value) -> String {

@@ -4,7 +4,7 @@ use std::{collections::HashMap, time::Duration};
 
 use pointsman_embedded_policies::LEAST_LOADED;
 use pointsman_sim::{Dialect, Role};
-use pointsman_tests::{Stream, TestCluster, TestClusterBuilder};
+use pointsman_tests::{CHAT, Stream, TestCluster, TestClusterBuilder};
 use serde_json::{Value, json};
 use tokio::{
     io::AsyncWriteExt as _,
@@ -12,7 +12,6 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-const CHAT: &str = "/v1/chat/completions";
 /// Longest wait for an event: compiling a policy takes that long on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(40);
 

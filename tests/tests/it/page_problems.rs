@@ -3,11 +3,10 @@
 use std::{fs, time::Duration};
 
 use pointsman_sim::{Dialect, Fault, FaultKind, Role, SimConfig};
-use pointsman_tests::{Stream, TestCluster, TestClusterBuilder};
+use pointsman_tests::{CHAT, Stream, TestCluster, TestClusterBuilder};
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
-const CHAT: &str = "/v1/chat/completions";
 const PATIENCE: Duration = Duration::from_secs(40);
 
 async fn ask(cluster: &TestCluster, id: &str, model: &str) -> u16 {

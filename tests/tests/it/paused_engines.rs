@@ -10,12 +10,10 @@ use std::{
 
 use pointsman_tests::{
     Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
-    raw_engine::{json as json_answer, status},
+    raw_engine::{ANSWER, json as json_answer, status},
 };
 use pointsman_workers::{Ineligible, WorkerSpec};
 use serde_json::json;
-
-const ANSWER: &str = r#"{"id":"c","choices":[{"index":0,"text":"good","finish_reason":"stop"}]}"#;
 
 /// An engine that hangs while it is paused, and how often it was asked whether it is.
 struct Engine {

@@ -11,7 +11,7 @@ use std::{
 
 use pointsman_sim::{Dialect, Role};
 use pointsman_tests::{
-    TestCluster, TestClusterBuilder,
+    CHAT, TestCluster, TestClusterBuilder,
     picker::{Carried, PickerClient},
     raw_engine::{Act, RawEngine, RawRequest, json as json_answer},
 };
@@ -19,7 +19,6 @@ use pointsman_workers::{Worker, WorkerSpec};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-const CHAT: &str = "/v1/chat/completions";
 const FIRST: &str = "data: {\"choices\":[{\"delta\":{\"content\":\"a\"}}]}\n\n";
 const REST: &str = "data: {\"choices\":[{\"delta\":{},\"finish_reason\":\"stop\"}]}\n\n\
                     data: {\"choices\":[],\"usage\":{\"prompt_tokens\":9,\"completion_tokens\":1}}\n\n\

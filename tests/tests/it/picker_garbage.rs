@@ -17,7 +17,7 @@ use h2::{
 use http::{HeaderMap as Fields, Request};
 use pointsman_gateway::config::Config;
 use pointsman_sim::{Dialect, Role};
-use pointsman_tests::{TestCluster, TestClusterBuilder, picker::PickerClient};
+use pointsman_tests::{CHAT, TestCluster, TestClusterBuilder, picker::PickerClient};
 use prost::Message as _;
 use serde_json::json;
 use tokio::{
@@ -28,7 +28,6 @@ use tokio::{
 };
 use tonic::Code;
 
-const CHAT: &str = "/v1/chat/completions";
 const PROCESS: &str = "/envoy.service.ext_proc.v3.ExternalProcessor/Process";
 /// Time in which everything here has to end, many times over.
 const LIMIT: Duration = Duration::from_secs(15);

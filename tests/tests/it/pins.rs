@@ -5,10 +5,9 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 use pointsman_gateway::config::{Config, LegOrder, SlotEntry, TokenSource};
 use pointsman_routing::{NativeMode, SlotKind};
 use pointsman_sim::{Dialect, Fault, FaultKind, Role, SimConfig};
-use pointsman_tests::{TestCluster, TestClusterBuilder, client::Reply};
+use pointsman_tests::{COMPLETIONS, TestCluster, TestClusterBuilder, client::Reply};
 use serde_json::{Value, json};
 
-const COMPLETIONS: &str = "/v1/completions";
 const EXPLAIN: (&str, &str) = ("x-pointsman-decision", "1");
 
 fn body(model: &str, word: &str) -> String {

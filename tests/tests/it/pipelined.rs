@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use pointsman_sim::{Dialect, Role, SimConfig};
 use pointsman_tests::{
-    Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
+    Act, CHAT, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
     raw::{send, until_mark},
     raw_engine::{chunk, stream_head},
     tls::{Authority, TlsFiles, connect},
@@ -16,8 +16,6 @@ use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _},
     time::sleep,
 };
-
-const CHAT: &str = "/v1/chat/completions";
 
 /// More bytes than the HTTP server reads ahead. The kernel's buffer holds them.
 const LONG: usize = 48 * 1024;

@@ -6,10 +6,8 @@ use std::time::Duration;
 use pointsman_embedded_policies::{KV_AWARE, LEAST_LOADED};
 use pointsman_sim::{Dialect, Role};
 use pointsman_test_guests::{HOSTILE, ROGUE_PLANNER, WEIGHTED_RANDOM, scripted};
-use pointsman_tests::{TestCluster, TestClusterBuilder};
+use pointsman_tests::{CHAT, TestCluster, TestClusterBuilder};
 use serde_json::{Value, json};
-
-const CHAT: &str = "/v1/chat/completions";
 
 async fn ask(cluster: &TestCluster) -> String {
     let body =

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use pointsman_gateway::config::Config;
 use pointsman_sim::{Dialect, Fault, FaultKind, Role, SimConfig};
-use pointsman_tests::{TestCluster, TestClusterBuilder, client::Stream};
+use pointsman_tests::{CHAT, COMPLETIONS, TestCluster, TestClusterBuilder, client::Stream};
 use serde_json::{Value, json};
 use tokio::{task::JoinSet, time::Instant};
 
-use crate::continuation::{CHAT, COMPLETIONS, body, normal, stream};
+use crate::continuation::{body, normal, stream};
 
 const HIGH: &[(&str, &str)] = &[("x-dynamo-request-strict-priority", "3")];
 const LOW: &[(&str, &str)] = &[];

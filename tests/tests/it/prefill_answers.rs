@@ -2,14 +2,12 @@
 //! has unloaded, a stream that ends before its first event.
 
 use pointsman_tests::{
-    Act, RawEngine, TestCluster, TestClusterBuilder,
-    raw_engine::{RawRequest, chunk, json, status, stream_head},
+    Act, COMPLETIONS, RawEngine, TestCluster, TestClusterBuilder,
+    raw_engine::{ANSWER, RawRequest, chunk, json, status, stream_head},
 };
 use pointsman_workers::WorkerSpec;
 use serde_json::json as value;
 
-const COMPLETIONS: &str = "/v1/completions";
-const ANSWER: &str = r#"{"id":"c","choices":[{"index":0,"text":"good","finish_reason":"stop"}]}"#;
 const GONE: &str =
     r#"{"error":{"message":"The model `tiny` does not exist.","type":"NotFoundError","code":404}}"#;
 

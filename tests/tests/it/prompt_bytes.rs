@@ -4,15 +4,11 @@ use std::time::Duration;
 
 use pointsman_gateway::config::Config;
 use pointsman_tests::{
-    Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
+    Act, CHAT, MESSAGES, RESPONSES, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
     raw_engine::{chunk, json, stream_head},
 };
 use pointsman_workers::WorkerSpec;
 use serde_json::{Value, json};
-
-const CHAT: &str = "/v1/chat/completions";
-const MESSAGES: &str = "/v1/messages";
-const RESPONSES: &str = "/v1/responses";
 
 /// Answers of each endpoint, without usage.
 fn answer(request: &RawRequest) -> Vec<Act> {

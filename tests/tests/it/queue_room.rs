@@ -3,11 +3,9 @@
 use std::time::Duration;
 
 use pointsman_sim::{Dialect, Role, SimConfig};
-use pointsman_tests::{TestCluster, TestClusterBuilder, client::Reply, client_keys};
+use pointsman_tests::{COMPLETIONS, TestCluster, TestClusterBuilder, client::Reply, client_keys};
 use serde_json::json;
 use tokio::task::JoinSet;
-
-use crate::api_keys::COMPLETIONS;
 
 const A: &str = "Bearer sk-a";
 const B: &str = "Bearer sk-b";

@@ -6,7 +6,7 @@ use std::time::Duration;
 use pointsman_gateway::config::{Config, LegOrder};
 use pointsman_routing::{BusyByLeg, BusyThresholds};
 use pointsman_sim::{Dialect, Fault, FaultKind, FaultLeg, Role, SimConfig, SimState};
-use pointsman_tests::{Client, TestCluster, TestClusterBuilder};
+use pointsman_tests::{COMPLETIONS, Client, TestCluster, TestClusterBuilder};
 use pointsman_workers::Leg;
 use rand::{RngExt as _, SeedableRng as _, rngs::SmallRng, seq::IndexedRandom as _};
 use serde_json::json;
@@ -15,7 +15,6 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
-const COMPLETIONS: &str = "/v1/completions";
 const MS: Duration = Duration::from_millis(1);
 /// Runs of a test, and the time after which no further one begins.
 const RUNS: u64 = 16;

@@ -5,14 +5,13 @@ use std::{sync::Arc, time::Duration};
 use parking_lot::Mutex;
 use pointsman_sim::{Dialect, Fault, FaultKind, Role, SimConfig};
 use pointsman_tests::{
-    Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
+    Act, COMPLETIONS, RESPONSES, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
     client::Reply,
     raw_engine::{self, chunk, json as json_answer, stream_head},
 };
 use pointsman_workers::WorkerSpec;
 use serde_json::{Value, json};
 
-const COMPLETIONS: &str = "/v1/completions";
 const NO_TEMPLATE: &str = r#"{"error":{"message":"a chat template is missing","code":400}}"#;
 const NOT_FOUND: &str = r#"{"detail":"Not Found"}"#;
 /// Decode workers are preferred in their order.
@@ -490,7 +489,6 @@ const STREAMS: [(&str, &str, &str); 4] = [
         r#"data: {"id":"x","choices":[{"index":0,"text":"good","finish_reason":"stop"}]}"#,
     ),
 ];
-const RESPONSES: &str = "/v1/responses";
 
 /// When a decode engine refuses a request that it began to answer.
 #[derive(Clone, Copy, Debug)]

@@ -11,16 +11,14 @@ use std::{
 
 use pointsman_sim::{Dialect, Fault, FaultKind, Role, SimConfig};
 use pointsman_tests::{
-    Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
+    Act, COMPLETIONS, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
     client::Reply,
-    raw_engine::{self, chunk, json, stream_head},
+    raw_engine::{self, ANSWER, chunk, json, stream_head},
 };
 use serde_json::{Value, json};
 
-const COMPLETIONS: &str = "/v1/completions";
 const NO_TEMPLATE: &str =
     r#"{"error":{"message":"a chat template is missing","type":"BadRequestError","code":400}}"#;
-const ANSWER: &str = r#"{"id":"c","choices":[{"index":0,"text":"good","finish_reason":"stop"}]}"#;
 const EVENTS: &str =
     "data: {\"choices\":[{\"index\":0,\"text\":\"a\",\"finish_reason\":\"stop\"}]}\n\ndata: [DONE]\n\n";
 

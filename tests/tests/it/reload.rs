@@ -6,12 +6,11 @@ use parking_lot::Mutex;
 use pointsman_gateway::config::{Config, KeyDigest, reload::ReloadError};
 use pointsman_sim::{Dialect, Role, SimConfig};
 use pointsman_tests::{
+    CHAT,
     client::Reply,
     cluster::{TestCluster, TestClusterBuilder},
 };
 use serde_json::json;
-
-const CHAT: &str = "/v1/chat/completions";
 
 type Edit = fn(&mut Config);
 

@@ -5,13 +5,13 @@ use std::time::Duration;
 use pointsman_gateway::config::{Config, Model};
 use pointsman_sim::{Dialect, Fault, FaultKind, FaultLeg, Role, SimConfig};
 use pointsman_tests::{
-    TestCluster, TestClusterBuilder,
+    RESPONSES, TestCluster, TestClusterBuilder,
     client::{Client, Stream},
 };
 use pointsman_workers::Ineligible;
 use tokio::task::JoinSet;
 
-use crate::stored_responses::{RESPONSES, first, id_of, place_of, turn};
+use crate::stored_responses::{first, id_of, place_of, turn};
 
 const ONE: &[Role] = &[Role::Aggregated; 2];
 const PAIR: &[Role] = &[Role::Prefill, Role::Decode, Role::Decode];

@@ -5,12 +5,11 @@ use std::{collections::BTreeMap, time::Duration};
 use pointsman_gateway::config::{LegOrder, SlotEntry};
 use pointsman_routing::{NativeMode, SlotKind};
 use pointsman_sim::{Dialect, Role, SimConfig};
-use pointsman_tests::{TestCluster, TestClusterBuilder, client::Reply};
+use pointsman_tests::{COMPLETIONS, TestCluster, TestClusterBuilder, client::Reply};
 use pointsman_workers::{Booking, BookingRequest, Leg, Refusal};
 use prefix_index::Prefix;
 use serde_json::{Value, json};
 
-const COMPLETIONS: &str = "/v1/completions";
 /// Prefill, prefill, decode, decode.
 const WORKERS: u64 = 4;
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use pointsman_gateway::config::{Config, DiscoveryFile, DiscoveryFileFormat, Model};
 use pointsman_sim::{Dialect, Role, Sim, SimConfig, SimHandle};
 use pointsman_tests::{
-    Act, RawEngine, TestCluster, TestClusterBuilder,
+    Act, CHAT, RawEngine, TestCluster, TestClusterBuilder,
     client::{Reply, text_of},
     picker::PickerClient,
 };
@@ -20,7 +20,6 @@ use tokio_tungstenite::tungstenite::client::IntoClientRequest as _;
 mod last_worker;
 mod shares;
 
-const CHAT: &str = "/v1/chat/completions";
 const WAITING: &str = "pointsman_requests_waiting_for_workers{model=\"tiny\"}";
 const QUEUED: &str = "pointsman_queued_requests";
 

@@ -6,11 +6,11 @@ use std::{io::Read as _, path::Path};
 
 use pointsman_gateway::config::{Config, Environment, KeyDigest};
 use pointsman_sim::{Dialect, Role, SimConfig};
-use pointsman_tests::{Act, RawEngine, RawRequest, TestClusterBuilder, log::Log, own_process, raw_engine};
+use pointsman_tests::{
+    Act, COMPLETIONS, RawEngine, RawRequest, TestClusterBuilder, log::Log, own_process, raw_engine,
+};
 use pointsman_workers::WorkerSpec;
 use serde_json::json;
-
-const COMPLETIONS: &str = "/v1/completions";
 
 const TRUSTED_KEY: &str = "RWQf6LRCGA9i53mlYecO4IzT51TGPpvWucNSCh1CBM0QTaLn73Y7GFO3";
 

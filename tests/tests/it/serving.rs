@@ -2,10 +2,8 @@
 //! engines receive.
 
 use pointsman_sim::{Dialect, Role, SimConfig};
-use pointsman_tests::{TestCluster, TestClusterBuilder, client::text_of};
+use pointsman_tests::{CHAT, TestCluster, TestClusterBuilder, client::text_of};
 use serde_json::{Value, json};
-
-const CHAT: &str = "/v1/chat/completions";
 
 fn chat(stream: bool) -> String {
     json!({

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use pointsman_sim::{Dialect, Role, SimConfig};
-use pointsman_tests::{Client, TestCluster, TestClusterBuilder};
+use pointsman_tests::{CHAT, Client, TestCluster, TestClusterBuilder};
 use serde_json::json;
 
-use crate::orchestration::{CHAT, EXPLAIN, chat};
+use crate::orchestration::{EXPLAIN, chat};
 
 const SESSION: (&str, &str) = ("x-session-id", "s");
 

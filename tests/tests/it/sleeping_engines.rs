@@ -7,7 +7,7 @@ use std::{
 
 use pointsman_sim::{Dialect, Role};
 use pointsman_tests::{
-    Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
+    Act, CHAT, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
     client::Client,
     raw_engine::{chunk, json as json_answer, status, stream_head},
 };
@@ -15,7 +15,6 @@ use pointsman_workers::{Ineligible, WorkerSpec};
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
-const CHAT: &str = "/v1/chat/completions";
 const ROLE: &str = r#"{"id":"c","object":"chat.completion.chunk","choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}"#;
 const WHOLE: &str = r#"{"id":"c","object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":"woken"},"finish_reason":"stop"}]}"#;
 /// Much less than the limits of a silent engine.

@@ -5,10 +5,8 @@ use pointsman_embedded_policies::LEAST_LOADED;
 use pointsman_gateway::config::Config;
 use pointsman_sim::{Dialect, Role};
 use pointsman_test_guests::{HOSTILE, LOW_QUEUE, TENANT_LIMIT, WEIGHTED_RANDOM};
-use pointsman_tests::{Reply, TestCluster, TestClusterBuilder};
+use pointsman_tests::{CHAT, Reply, TestCluster, TestClusterBuilder};
 use serde_json::{Value, json};
-
-const CHAT: &str = "/v1/chat/completions";
 
 async fn ask_as(cluster: &TestCluster, session: Option<&str>) -> String {
     let mut body =

@@ -6,7 +6,7 @@ use std::time::Duration;
 use pointsman_gateway::config::Config;
 use pointsman_sim::{Dialect, Role, SimConfig};
 use pointsman_tests::{
-    TestCluster, TestClusterBuilder,
+    CHAT, TestCluster, TestClusterBuilder,
     fountain::Fountain,
     raw::{connect_small, send, until_closed, until_mark},
 };
@@ -17,7 +17,6 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
-const CHAT: &str = "/v1/chat/completions";
 const STREAM: &str = r#"{"model":"tiny","stream":true,"messages":[{"role":"user","content":"x"}]}"#;
 /// Largest number of bytes that a client may take that reads nothing: kernel buffers and the gateway's.
 const TAKEN: u64 = 1_500_000;

@@ -5,13 +5,11 @@ use std::collections::BTreeSet;
 use pointsman_gateway::config::Config;
 use pointsman_sim::{Dialect, Fault, FaultKind, Role, SimConfig};
 use pointsman_tests::{
-    TestCluster, TestClusterBuilder,
+    RESPONSES, TestCluster, TestClusterBuilder,
     client::{Client, Reply},
     picker::PickerClient,
 };
 use serde_json::{Value, json};
-
-pub(crate) const RESPONSES: &str = "/v1/responses";
 
 async fn cluster(workers: usize, change: impl FnOnce(&mut Config)) -> TestCluster {
     let builder = TestClusterBuilder::new().config(change);

@@ -12,15 +12,13 @@ use std::{
 use pointsman_gateway::config::Config;
 use pointsman_sim::{Dialect, Fault, FaultKind, Role};
 use pointsman_tests::{
-    Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
-    raw_engine::{chunk, json, status, stream_head},
+    Act, COMPLETIONS, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
+    raw_engine::{MODELS, chunk, json, status, stream_head},
 };
 use pointsman_workers::{Ineligible, StuckBy, WorkerSpec};
 use serde_json::Value;
 use tokio::time::Instant;
 
-const COMPLETIONS: &str = "/v1/completions";
-const MODELS: &str = r#"{"object":"list","data":[{"id":"tiny","object":"model"}]}"#;
 const MS: Duration = Duration::from_millis(1);
 
 /// Behaviour of a vLLM engine; changed while it runs.

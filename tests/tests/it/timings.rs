@@ -6,10 +6,8 @@ use pointsman_gateway::config::SlotEntry;
 use pointsman_routing::SlotKind;
 use pointsman_sim::{Dialect, Role, SimConfig};
 use pointsman_test_guests::HOSTILE;
-use pointsman_tests::{TestCluster, TestClusterBuilder};
+use pointsman_tests::{COMPLETIONS, TestCluster, TestClusterBuilder};
 use serde_json::{Value, json};
-
-const COMPLETIONS: &str = "/v1/completions";
 
 fn body(stream: bool) -> String {
     let prompt = "which way does this train go, and who decides? ".repeat(8);

@@ -4,11 +4,10 @@ use std::{collections::BTreeMap, time::Duration};
 
 use pointsman_gateway::config::{Config, SemconvVersion, TokenSource};
 use pointsman_sim::{Dialect, Fault, FaultKind, Role, SimConfig};
-use pointsman_tests::{Behaviour, Collector, ReceivedSpan, TestCluster, TestClusterBuilder};
+use pointsman_tests::{Behaviour, CHAT, Collector, ReceivedSpan, TestCluster, TestClusterBuilder};
 use serde_json::json;
 use tokio::time::{sleep, timeout};
 
-const CHAT: &str = "/v1/chat/completions";
 const PARENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 /// A text that must be in no span.

@@ -4,13 +4,11 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use pointsman_tests::{
-    Act, RawEngine, TestCluster, TestClusterBuilder, client::Reply, raw_engine::json as json_answer,
+    Act, CHAT, COMPLETIONS, RawEngine, TestCluster, TestClusterBuilder, client::Reply,
+    raw_engine::json as json_answer,
 };
 use pointsman_workers::WorkerSpec;
 use serde_json::{Value, json};
-
-const CHAT: &str = "/v1/chat/completions";
-const COMPLETIONS: &str = "/v1/completions";
 
 /// A prefill answer with what each engine hands over.
 fn context_answer() -> Value {

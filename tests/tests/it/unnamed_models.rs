@@ -5,13 +5,12 @@ use std::time::Duration;
 
 use pointsman_sim::{Dialect, Role, SimConfig};
 use pointsman_tests::{
-    Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
+    Act, COMPLETIONS, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
     raw_engine::{json, status},
 };
 use pointsman_workers::WorkerSpec;
 use serde_json::{Value, json};
 
-const COMPLETIONS: &str = "/v1/completions";
 const ANSWER: &str = r#"{"id":"a","object":"text_completion","created":1,"model":"tiny","content":[],"choices":[{"index":0,
     "text":"x","finish_reason":"stop"}],"usage":{"prompt_tokens":1,"completion_tokens":1}}"#;
 

@@ -1,10 +1,8 @@
 //! Requests that are never split over a pair, where no single worker may serve them (I6.21, B1.6).
 
 use pointsman_sim::{Dialect, Role, SimConfig};
-use pointsman_tests::{TestCluster, TestClusterBuilder, client::Reply};
+use pointsman_tests::{RESPONSES, TestCluster, TestClusterBuilder, client::Reply};
 use serde_json::{Value, json};
-
-const RESPONSES: &str = "/v1/responses";
 
 async fn pair(dialect: Dialect, version: &str, enforced: bool) -> TestCluster {
     let mut builder = TestClusterBuilder::new().config(|config| config.routing.enforce_disagg = enforced);

@@ -5,14 +5,13 @@
 use std::time::Duration;
 
 use pointsman_tests::{
-    Act, RawEngine, TestCluster, TestClusterBuilder,
+    Act, COMPLETIONS, RawEngine, TestCluster, TestClusterBuilder,
     raw_engine::{RawRequest, json as json_answer, status},
 };
 use pointsman_workers::{Ineligible, WorkerSpec};
 use serde_json::json;
 use tokio::{net::TcpListener, time::timeout};
 
-const COMPLETIONS: &str = "/v1/completions";
 const RUST: &str = "vllm-frontend-rs";
 const METRICS: &str = include_str!("../../fixtures/engines/vllm-0.33/rust-frontend-metrics.txt");
 /// The labels of the engines of a second node.

@@ -7,14 +7,13 @@ use std::{
 
 use pointsman_gateway::config::Config;
 use pointsman_tests::{
-    Act, RawEngine, TestCluster, TestClusterBuilder,
+    Act, MESSAGES, RawEngine, TestCluster, TestClusterBuilder,
     client::Reply,
     raw_engine::{RawRequest, chunk, json as json_answer, status, stream_head},
 };
 use pointsman_workers::WorkerSpec;
 use serde_json::{Value, json};
 
-const MESSAGES: &str = "/v1/messages";
 /// Tokens of each prompt.
 const PROMPT: u64 = 6_000;
 /// Longest context of each engine, tokens.

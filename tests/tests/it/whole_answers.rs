@@ -3,11 +3,10 @@
 use std::time::Duration;
 
 use pointsman_sim::{Dialect, Role, SimConfig};
-use pointsman_tests::{TestCluster, TestClusterBuilder};
+use pointsman_tests::{COMPLETIONS, TestCluster, TestClusterBuilder};
 use pointsman_workers::DpRank;
 use tokio::{task::JoinSet, time::sleep};
 
-const COMPLETIONS: &str = "/v1/completions";
 const MS: Duration = Duration::from_millis(1);
 
 fn engine() -> SimConfig {

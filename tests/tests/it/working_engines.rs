@@ -11,14 +11,12 @@ use std::{
 
 use pointsman_gateway::config::Config;
 use pointsman_tests::{
-    Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
-    raw_engine::{chunk, json, status, stream_head},
+    Act, COMPLETIONS, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
+    raw_engine::{MODELS, chunk, json, status, stream_head},
 };
 use pointsman_workers::{Health, Ineligible, WorkerSpec};
 use tokio::time::sleep;
 
-const COMPLETIONS: &str = "/v1/completions";
-const MODELS: &str = r#"{"object":"list","data":[{"id":"tiny","object":"model"}]}"#;
 const ANSWER: &str = r#"{"id":"x","choices":[{"index":0,"text":"a","finish_reason":"stop"}]}"#;
 /// Answer of a vLLM prefill engine.
 const PREFILLED: &str = r#"{"id":"p","choices":[{"index":0,"text":"","finish_reason":"length"}],"kv_transfer_params":{"remote_block_ids":[[1]],"remote_engine_id":"e","remote_request_id":"r","remote_host":"127.0.0.1","remote_port":1}}"#;

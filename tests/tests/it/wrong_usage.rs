@@ -11,7 +11,7 @@ use std::{
 
 use pointsman_gateway::config::Config;
 use pointsman_tests::{
-    Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
+    Act, COMPLETIONS, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
     raw_engine::{chunk, json, stream_head},
 };
 use pointsman_workers::{DpRank, ModelName, WorkerSpec};
@@ -21,7 +21,6 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-const COMPLETIONS: &str = "/v1/completions";
 const HEADER: &str = "x-tenant";
 const OUTPUT: &str = "pointsman_output_tokens_total";
 /// Longest context of the model.

@@ -13,14 +13,12 @@ use std::{
 use parking_lot::Mutex;
 use pointsman_gateway::config::Config;
 use pointsman_tests::{
-    Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
-    raw_engine::{chunk, json as json_answer, status, stream_head},
+    Act, COMPLETIONS, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
+    raw_engine::{ANSWER, chunk, json as json_answer, status, stream_head},
 };
 use pointsman_workers::WorkerSpec;
 use serde_json::Value;
 
-const COMPLETIONS: &str = "/v1/completions";
-const ANSWER: &str = r#"{"id":"c","choices":[{"index":0,"text":"good","finish_reason":"stop"}]}"#;
 const TOKEN: &str = "data: {\"choices\":[{\"index\":0,\"text\":\"a\",\"finish_reason\":null}]}\n\n";
 const MS: Duration = Duration::from_millis(1);
 
