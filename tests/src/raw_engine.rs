@@ -12,6 +12,7 @@ use std::{
 };
 
 use parking_lot::Mutex;
+use pointsman_workers::WorkerSpec;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
@@ -93,6 +94,16 @@ impl Drop for Open {
 }
 
 impl RawEngine {
+    /// Returns the worker with this address and the other parts of a `--worker` flag.
+    ///
+    /// # Panics
+    /// The flag is not valid.
+    #[must_use]
+    #[expect(clippy::expect_used, reason = "helpers of tests may fail as tests do")]
+    pub fn worker(&self, flag: &str) -> WorkerSpec {
+        WorkerSpec::parse_flag(&format!("{flag},url=http://{}", self.address)).expect("a worker")
+    }
+
     /// Starts an engine on a free port of the loopback interface.
     ///
     /// # Errors

@@ -6,7 +6,6 @@ use pointsman_tests::{
     raw::{send, until_mark},
     raw_engine::json,
 };
-use pointsman_workers::WorkerSpec;
 use serde_json::{Value, json};
 
 const MODELS: &str =
@@ -30,10 +29,9 @@ async fn engine() -> RawEngine {
 
 async fn start(flag: &str, engine: &RawEngine, config: &str) -> TestCluster {
     let more: Config = toml::from_str(config).unwrap();
-    let flag = format!("role=aggregated,url=http://{},{flag}", engine.address);
     let change = |config: &mut Config| {
         (config.models, config.tenants) = (more.models, more.tenants);
-        config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+        config.workers.push(engine.worker(&format!("role=aggregated,{flag}")));
     };
     TestClusterBuilder::new().config(change).start().await.unwrap()
 }
@@ -178,12 +176,10 @@ async fn a1_sglang_s_lora_path_names_an_adapter_of_the_model_on_each_endpoint() 
         })]
     });
     let (with, without) = (engine().await, without.await.unwrap());
-    let flag = format!("role=aggregated,engine=sglang,url=http://{}", without.address);
     let cluster = TestClusterBuilder::new()
         .config(|config| {
-            config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
-            let flag = format!("role=aggregated,engine=sglang,url=http://{}", with.address);
-            config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+            config.workers.push(without.worker("role=aggregated,engine=sglang"));
+            config.workers.push(with.worker("role=aggregated,engine=sglang"));
         })
         .start()
         .await

@@ -5,7 +5,6 @@ use std::time::Duration;
 use pointsman_tests::{
     Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder, client::Reply, raw_engine::json,
 };
-use pointsman_workers::WorkerSpec;
 use tokio::time::{Instant, sleep, timeout};
 
 /// Bytes of an answer, and the limit for all bodies: seven eighths of it are for large ones.
@@ -29,9 +28,8 @@ async fn bench(pause: Duration) -> (TestCluster, RawEngine) {
     })
     .await
     .unwrap();
-    let flag = format!("id=1,role=aggregated,engine=openai,url=http://{}", engine.address);
     let cluster = TestClusterBuilder::new().config(|config| {
-        config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+        config.workers.push(engine.worker("id=1,role=aggregated,engine=openai"));
         (config.limits.body_bytes_in_flight, config.server.max_body_bytes) = (LIMIT, 1_000_000);
     });
     (cluster.start().await.unwrap(), engine)

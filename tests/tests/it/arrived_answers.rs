@@ -15,7 +15,6 @@ use pointsman_tests::{
     Act, COMPLETIONS, RawEngine, TestCluster, TestClusterBuilder, own_process, raw::send,
     raw_engine::json as json_answer,
 };
-use pointsman_workers::WorkerSpec;
 use serde_json::json;
 
 const MS: Duration = Duration::from_millis(1);
@@ -73,8 +72,7 @@ async fn gateway(prefill: &RawEngine, decode: &RawEngine, request_timeout: Optio
         config.server.threads = 1;
         config.timeouts.request = request_timeout.unwrap_or(config.timeouts.request);
         for (role, engine) in [("prefill,prefill_cancellable=true", prefill), ("decode", decode)] {
-            let flag = format!("role={role},engine=vllm,url=http://{}", engine.address);
-            config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+            config.workers.push(engine.worker(&format!("role={role},engine=vllm")));
         }
     });
     builder.start().await.unwrap()

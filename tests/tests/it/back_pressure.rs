@@ -10,7 +10,7 @@ use pointsman_tests::{
     client::Reply,
     raw_engine::{json as json_answer, status},
 };
-use pointsman_workers::{WorkerId, WorkerSpec};
+use pointsman_workers::WorkerId;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
@@ -111,11 +111,10 @@ async fn i13_a_late_refusal_of_what_was_sent_before_the_pause_changes_nothing() 
     })
     .await
     .unwrap();
-    let flag = format!("id=1,role=aggregated,engine=openai,url=http://{}", engine.address);
     let cluster = TestClusterBuilder::new()
         .config(|config| {
             config.routing.retries = 0;
-            config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+            config.workers.push(engine.worker("id=1,role=aggregated,engine=openai"));
         })
         .start()
         .await

@@ -9,7 +9,6 @@ use pointsman_tests::{
     Act, CHAT, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
     raw_engine::{json as answer, status},
 };
-use pointsman_workers::WorkerSpec;
 use serde_json::{Value, json};
 
 const ANSWER: &str = r#"{"id":"x","choices":[{"index":0,"message":{"role":"assistant","content":"a"},"finish_reason":"stop"}]}"#;
@@ -56,8 +55,7 @@ async fn bench_of(name: &str, roles: &[&'static str], change: impl FnOnce(&mut C
     }
     let builder = TestClusterBuilder::new().config(|config| {
         for (id, (role, (engine, _))) in (1..).zip(roles.iter().zip(&engines)) {
-            let flag = format!("id={id},role={role},engine={name},url=http://{}", engine.address);
-            config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+            config.workers.push(engine.worker(&format!("id={id},role={role},engine={name}")));
         }
         let slot = |leg| format!("[{leg}]\nnative = \"round-robin\"\n");
         let slots: String = ["aggregated", "prefill", "decode"].map(slot).concat();

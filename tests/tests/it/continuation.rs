@@ -10,7 +10,6 @@ use pointsman_tests::{
     client::text_of,
     raw_engine::{chunk, stream_head},
 };
-use pointsman_workers::WorkerSpec;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
@@ -450,9 +449,8 @@ async fn i14_a_rest_that_does_not_fit_ends_the_stream_with_one_valid_error() {
     ];
     for (events, word) in cases {
         let engine = raw(events.clone().into_bytes()).await;
-        let flag = format!("id=9,role=aggregated,engine=vllm,url=http://{}", engine.address);
         let cluster = TestClusterBuilder::new()
-            .config(|config| config.workers.push(WorkerSpec::parse_flag(&flag).unwrap()))
+            .config(|config| config.workers.push(engine.worker("id=9,role=aggregated,engine=vllm")))
             .sim(Dialect::Vllm, Role::Aggregated)
             .start()
             .await

@@ -8,7 +8,6 @@ use pointsman_tests::{
     client::Reply,
     raw_engine::{DONE, chunk, json, stream_head},
 };
-use pointsman_workers::WorkerSpec;
 use serde_json::{Value, json};
 
 const MS: Duration = Duration::from_millis(1);
@@ -290,11 +289,9 @@ async fn i3_a_decode_engine_of_sglang_that_answers_without_a_choice_has_failed()
     let cluster = TestClusterBuilder::new()
         .config(|config| {
             for (id, role, engine) in [(1, "prefill", &prefill), (2, "decode", &decode)] {
-                let flag = format!(
-                    "id={id},role={role},engine=sglang,url=http://{},bootstrap_port=8998",
-                    engine.address
-                );
-                config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+                config
+                    .workers
+                    .push(engine.worker(&format!("id={id},role={role},engine=sglang,bootstrap_port=8998")));
             }
         })
         .start()

@@ -11,7 +11,6 @@ use pointsman_tests::{
     client::Reply,
     raw_engine::{chunk, json, status, stream_head},
 };
-use pointsman_workers::WorkerSpec;
 use serde_json::{Value, json};
 
 const FORM: &str = "multipart/form-data; boundary=cut";
@@ -99,10 +98,9 @@ async fn scripted(acts: Vec<Act>, change: impl FnOnce(&mut Config)) -> (RawEngin
     })
     .await
     .unwrap();
-    let flag = format!("role=aggregated,engine=vllm,model=tiny,url=http://{}", engine.address);
     let cluster = TestClusterBuilder::new()
         .config(|config| {
-            config.workers = vec![WorkerSpec::parse_flag(&flag).unwrap()];
+            config.workers = vec![engine.worker("role=aggregated,engine=vllm,model=tiny")];
             config.routing.retries = 0;
             change(config);
         })

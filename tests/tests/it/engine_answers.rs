@@ -49,8 +49,7 @@ async fn bench(change: impl FnOnce(&mut Config)) -> Bench {
     .unwrap();
     let cluster = TestClusterBuilder::new()
         .config(|config| {
-            let flag = format!("id=1,role=aggregated,engine=openai,url=http://{}", engine.address);
-            config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+            config.workers.push(engine.worker("id=1,role=aggregated,engine=openai"));
             config.server.threads = 1;
             config.timeouts.head = Duration::from_secs(1);
             config.timeouts.whole_head = Duration::from_secs(1);
@@ -635,8 +634,7 @@ async fn an_abort_that_is_never_answered_leaves_no_connection() {
             config.timeouts.abort = 200 * MS;
             config.timeouts.request = Duration::from_secs(2);
             for (role, engine) in [("prefill", &prefill), ("decode", &decode)] {
-                let flag = format!("role={role},engine=sglang,url=http://{}", engine.address);
-                config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+                config.workers.push(engine.worker(&format!("role={role},engine=sglang")));
             }
         })
         .start()

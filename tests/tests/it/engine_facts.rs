@@ -293,10 +293,9 @@ async fn b5_facts_are_read_again_after_ten_checks_a_failure_and_a_404() {
             }
         };
         let engine = RawEngine::start(script).await.unwrap();
-        let flag = format!("id=1,engine=openai,role=aggregated,url=http://{}", engine.address);
         let builder = TestClusterBuilder::new().config(|config| {
             (config.probe.interval, config.routing.retries) = (interval, 0);
-            config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+            config.workers.push(engine.worker("id=1,engine=openai,role=aggregated"));
         });
         let cluster = builder.start().await.unwrap();
         let readings = || asked.lock().readings.len();
@@ -362,8 +361,7 @@ async fn b5_a_worker_whose_address_answers_404_to_health_and_models_is_not_healt
         (8, &[], &wrong, "engine=openai,model=m"),
     ] {
         let engine = behind_a_proxy(absent, lost).await;
-        let flag = format!("id={id},role=aggregated,{flag},url=http://{}", engine.address);
-        cluster.gateway.state().registry.upsert(WorkerSpec::parse_flag(&flag).unwrap());
+        cluster.gateway.state().registry.upsert(engine.worker(&format!("id={id},role=aggregated,{flag}")));
         engines.push(engine);
     }
     for id in [1, 2, 3, 5, 6, 7, 8] {
@@ -408,8 +406,7 @@ async fn b5_a_worker_that_does_not_list_its_models_any_more_is_not_healthy() {
         .start()
         .await
         .unwrap();
-    let flag = format!("id=1,role=aggregated,engine=vllm,model=m,url=http://{}", engine.address);
-    cluster.gateway.state().registry.upsert(WorkerSpec::parse_flag(&flag).unwrap());
+    cluster.gateway.state().registry.upsert(engine.worker("id=1,role=aggregated,engine=vllm,model=m"));
     until(&cluster, 1, "it is healthy", eligible).await;
     lost.store(true, Ordering::SeqCst);
     let worker = until(&cluster, 1, "it is unhealthy", |worker| worker["health"] == "unhealthy").await;

@@ -79,8 +79,7 @@ async fn b8_health_decides_where_ready_says_no() {
     })
     .await
     .unwrap();
-    let flag = format!("engine=sglang,url=http://{}", engine.address);
-    let spec = WorkerSpec::parse_flag(&flag).unwrap();
+    let spec = engine.worker("engine=sglang");
     // B8.7
     TestClusterBuilder::new().config(|config| config.workers.push(spec)).start().await.unwrap();
 }
@@ -312,8 +311,7 @@ async fn engine_that_may_sleep(
 async fn b8_a_sleeping_engine_without_metrics_of_its_sleep_is_asked() {
     let sleeps = Arc::new(AtomicBool::new(false));
     let engine = engine_that_may_sleep(&sleeps, || "vllm:num_requests_running 0\n".to_owned()).await;
-    let flag = format!("role=aggregated,engine=vllm,url=http://{}", engine.address);
-    let spec = WorkerSpec::parse_flag(&flag).unwrap();
+    let spec = engine.worker("role=aggregated,engine=vllm");
     let cluster = TestClusterBuilder::new().config(|config| config.workers.push(spec)).start().await.unwrap();
     sleeps.store(true, Ordering::SeqCst);
     let asleep = |cluster: &TestCluster| ineligible(cluster) == [Some(Ineligible::Asleep)];
@@ -333,13 +331,12 @@ async fn b8_an_engine_that_was_woken_in_part_gets_no_request() {
             format!("vllm:engine_sleep_state{{sleep_state=\"awake\"}} {awake}\n")
         })
         .await;
-        let flag = format!("role=aggregated,engine=vllm,url=http://{}", engine.address);
         let builder = TestClusterBuilder::new().config(|config| {
             (config.probe.interval, config.probe.load_interval) =
                 (Duration::from_millis(100), Duration::from_millis(100))
         });
         let cluster = builder.start().await.unwrap();
-        cluster.gateway.state().registry.upsert(WorkerSpec::parse_flag(&flag).unwrap());
+        cluster.gateway.state().registry.upsert(engine.worker("role=aggregated,engine=vllm"));
         let asleep = [Some(Ineligible::Asleep)];
         let falls_asleep = |cluster: &TestCluster| {
             let now = ineligible(cluster);

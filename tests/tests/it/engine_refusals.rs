@@ -39,8 +39,7 @@ async fn i_every_4xx_of_an_engine_reaches_the_client_with_its_code_and_body() {
     })
     .await
     .unwrap();
-    let flag = format!("id=1,role=aggregated,engine=openai,url=http://{}", engine.address);
-    let worker = WorkerSpec::parse_flag(&flag).unwrap();
+    let worker = engine.worker("id=1,role=aggregated,engine=openai");
     let cluster =
         TestClusterBuilder::new().config(|config| config.workers.push(worker)).start().await.unwrap();
     // 429 is back-pressure.
@@ -131,10 +130,7 @@ async fn i2_a_501_of_an_engine_passes_as_a_4xx_does() {
     let engines = [RawEngine::start(script).await.unwrap(), RawEngine::start(script).await.unwrap()];
     let cluster = TestClusterBuilder::new()
         .config(|config| {
-            config.workers.extend(engines.iter().map(|engine| {
-                let flag = format!("role=aggregated,engine=vllm,url=http://{}", engine.address);
-                WorkerSpec::parse_flag(&flag).unwrap()
-            }));
+            config.workers.extend(engines.iter().map(|engine| engine.worker("role=aggregated,engine=vllm")));
         })
         .start()
         .await
@@ -270,9 +266,8 @@ async fn lists(models: &Arc<Mutex<Vec<&'static str>>>, readings: &Arc<AtomicUsiz
 async fn i_a_model_that_an_engine_loads_is_served_at_once() {
     let (models, readings) = (Arc::new(Mutex::new(vec!["base"])), Arc::default());
     let engine = lists(&models, &readings).await;
-    let flag = format!("id=1,role=aggregated,engine=openai,url=http://{}", engine.address);
     let builder = TestClusterBuilder::new().config(|config| {
-        config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+        config.workers.push(engine.worker("id=1,role=aggregated,engine=openai"));
         config.probe.interval = Duration::from_secs(60);
     });
     let cluster = builder.start().await.unwrap();

@@ -7,7 +7,6 @@ use pointsman_tests::{
     client::Reply,
     raw_engine::{json as json_answer, status},
 };
-use pointsman_workers::WorkerSpec;
 use serde_json::{Value, json};
 
 const ANSWER: &str = r#"{"text":"hi","meta_info":{"id":"g","finish_reason":{"type":"stop"},"prompt_tokens":1,"completion_tokens":1}}"#;
@@ -47,8 +46,7 @@ async fn i12_requests_of_an_engine_s_session_go_to_the_engine_that_has_it() {
     let engines = [engine(HashSet::from(sessions[0])).await, engine(HashSet::from(sessions[1])).await];
     let builder = TestClusterBuilder::new().config(|config| {
         for engine in &engines {
-            let flag = format!("role=aggregated,engine=sglang,url=http://{}", engine.address);
-            config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+            config.workers.push(engine.worker("role=aggregated,engine=sglang"));
         }
     });
     let cluster = builder.start().await.unwrap();
@@ -82,8 +80,7 @@ async fn i12_an_engine_that_never_had_a_session_makes_the_gateway_not_forget_the
     let engines = [engine(HashSet::from(sessions)).await, engine(none()).await, engine(none()).await];
     let builder = TestClusterBuilder::new().config(|config| {
         for (id, engine) in (1..).zip(&engines) {
-            let flag = format!("id={id},role=aggregated,engine=sglang,url=http://{}", engine.address);
-            config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+            config.workers.push(engine.worker(&format!("id={id},role=aggregated,engine=sglang")));
         }
         let slots = "[aggregated]\nnative = \"round-robin\"\n";
         config.policies.slots = toml::from_str(slots).unwrap();

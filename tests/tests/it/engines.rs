@@ -14,7 +14,7 @@ use pointsman_tests::{
     Act, COMPLETIONS, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
     raw_engine::{MODELS, json, status},
 };
-use pointsman_workers::{WorkerId, WorkerSpec};
+use pointsman_workers::WorkerId;
 use serde_json::Value;
 use tokio::time::Instant;
 
@@ -45,8 +45,7 @@ fn answering(
 }
 
 fn raw_worker(config: &mut Config, id: u64, engine: &RawEngine) {
-    let flag = format!("id={id},role=aggregated,engine=openai,url=http://{}", engine.address);
-    config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+    config.workers.push(engine.worker(&format!("id={id},role=aggregated,engine=openai")));
 }
 
 /// The status of an answer, or the code of the error event that ended a stream.

@@ -10,7 +10,6 @@ use pointsman_tests::{
     client::{Client, Reply},
     raw_engine,
 };
-use pointsman_workers::WorkerSpec;
 use serde_json::{Value, json};
 
 fn chat(tokens: u32) -> String {
@@ -72,8 +71,8 @@ async fn a5_what_engines_take_passes_as_it_is() {
     })
     .await
     .unwrap();
-    let flag = format!("id=1,role=aggregated,engine=openai,url=http://{}", engine.address);
-    let change = |config: &mut Config| config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+    let change =
+        |config: &mut Config| config.workers.push(engine.worker("id=1,role=aggregated,engine=openai"));
     let cluster = TestClusterBuilder::new().config(change).start().await.unwrap();
     for fields in [
         r#""max_tokens":2.0"#,

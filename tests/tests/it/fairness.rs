@@ -9,7 +9,6 @@ use pointsman_tests::{
     client::Reply,
     raw_engine::{RawRequest, chunk, stream_head},
 };
-use pointsman_workers::WorkerSpec;
 use serde_json::{Value, json};
 
 const HEADER: &str = "x-tenant";
@@ -228,12 +227,11 @@ async fn engine_of_large_events() -> RawEngine {
 async fn l1_the_tokens_of_a_stream_count_although_its_client_asks_for_no_usage() {
     let engine = engine_of_large_events().await;
     let from: Config = toml::from_str("[tenants.a]\noutput_tokens_per_minute = 1000").unwrap();
-    let flag = format!("role=aggregated,engine=vllm,url=http://{}", engine.address);
     let builder = TestClusterBuilder::new().config(|config| {
         config.server.tenant_header = HEADER.to_owned();
         config.auth.trusted_proxies = vec!["127.0.0.0/8".to_owned()];
         config.tenants = from.tenants;
-        config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+        config.workers.push(engine.worker("role=aggregated,engine=vllm"));
     });
     let cluster = builder.start().await.unwrap();
     let usage = json!({ "stream": true, "stream_options": { "include_usage": true } });

@@ -117,8 +117,7 @@ async fn midway(path: &'static str) -> (TestCluster, [RawEngine; 2]) {
     let cluster = TestClusterBuilder::new()
         .config(|config| {
             for engine in &engines {
-                let flag = format!("role=aggregated,engine=vllm,url=http://{}", engine.address);
-                config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+                config.workers.push(engine.worker("role=aggregated,engine=vllm"));
             }
         })
         .start()

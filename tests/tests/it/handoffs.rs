@@ -17,7 +17,7 @@ use pointsman_tests::{
     raw::connect_small,
     raw_engine::{ANSWER, DONE, MODELS, chunk, json as json_answer, status, stream_head},
 };
-use pointsman_workers::{WorkerId, WorkerSpec};
+use pointsman_workers::WorkerId;
 use serde_json::{Value, json};
 use tokio::{
     io::AsyncWriteExt as _,
@@ -56,8 +56,7 @@ fn engines(config: &mut Config, dialect: &str, prefill: &[&RawEngine], decode: &
     (config.routing.retries, config.routing.quarantine) = (0, Duration::ZERO);
     let prefill = prefill.iter().map(|engine| ("prefill", *engine));
     for (id, (role, engine)) in (1..).zip(prefill.chain([("decode", decode)])) {
-        let flag = format!("id={id},role={role},engine={dialect},url=http://{}", engine.address);
-        config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+        config.workers.push(engine.worker(&format!("id={id},role={role},engine={dialect}")));
     }
 }
 

@@ -7,7 +7,6 @@ use pointsman_tests::{
     Act, COMPLETIONS, RawEngine, TestCluster, TestClusterBuilder,
     raw_engine::{MODELS, chunk, json, status, stream_head},
 };
-use pointsman_workers::WorkerSpec;
 use serde_json::json as value;
 use tokio::time::Instant;
 
@@ -65,8 +64,7 @@ async fn gateway(engines: &[(&str, &RawEngine)], longest: Duration) -> TestClust
         config.timeouts.event_idle = 1_000 * MS;
         config.timeouts.event_idle_max = longest;
         for (id, (dialect, engine)) in (1..).zip(engines) {
-            let flag = format!("id={id},role=aggregated,engine={dialect},url=http://{}", engine.address);
-            config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+            config.workers.push(engine.worker(&format!("id={id},role=aggregated,engine={dialect}")));
         }
     });
     builder.start().await.unwrap()

@@ -9,7 +9,6 @@ use pointsman_tests::{
     own_process,
     raw_engine::{MODELS, chunk, json as json_answer, status, stream_head},
 };
-use pointsman_workers::WorkerSpec;
 use serde_json::{Value, json};
 use tokio::sync::Notify;
 
@@ -53,9 +52,8 @@ fn unnamed(event: &Value) -> String {
 async fn passed(kind: &str, path: &str, is_stream: bool, answer: &str) -> String {
     let acts = if is_stream { stream(answer) } else { vec![Act::Send(json_answer(answer))] };
     let engine = RawEngine::serving(move |_| acts.clone()).await.unwrap();
-    let flag = format!("role=aggregated,engine={kind},model=tiny,url=http://{}", engine.address);
     let builder = TestClusterBuilder::new().config(|config| {
-        config.workers = vec![WorkerSpec::parse_flag(&flag).unwrap()];
+        config.workers = vec![engine.worker(&format!("role=aggregated,engine={kind},model=tiny"))];
     });
     let cluster = builder.start().await.unwrap();
     let body = json!({ "model": "tiny", "stream": is_stream, "max_tokens": 4, "prompt": "x", "input": "x", "text": "x",
@@ -194,10 +192,10 @@ async fn pair(prefill: Vec<Act>, decode: Vec<Act>) -> (TestCluster, [RawEngine; 
     };
     let engines =
         [RawEngine::start(script(prefill)).await.unwrap(), RawEngine::start(script(decode)).await.unwrap()];
-    let flags = engines.iter().zip(["prefill", "decode"]).map(|(engine, role)| {
-        let flag = format!("role={role},engine=sglang,url=http://{},bootstrap_port=8998", engine.address);
-        WorkerSpec::parse_flag(&flag).unwrap()
-    });
+    let flags = engines
+        .iter()
+        .zip(["prefill", "decode"])
+        .map(|(engine, role)| engine.worker(&format!("role={role},engine=sglang,bootstrap_port=8998")));
     let workers = flags.collect();
     let builder = TestClusterBuilder::new().config(|config| {
         config.workers = workers;
@@ -294,9 +292,8 @@ async fn a5_an_error_after_the_gateways_own_abort_is_not_logged() {
         wait.into_iter().chain([Act::Send(error.clone())]).collect()
     });
     let engine = engine.await.unwrap();
-    let flag = format!("role=aggregated,engine=sglang,model=tiny,url=http://{}", engine.address);
     let builder = TestClusterBuilder::new()
-        .config(|config| config.workers = vec![WorkerSpec::parse_flag(&flag).unwrap()]);
+        .config(|config| config.workers = vec![engine.worker("role=aggregated,engine=sglang,model=tiny")]);
     let cluster = builder.start().await.unwrap();
     let ask = |id: &'static str| {
         let body = json!({ "model": "tiny", "messages": [{ "role": "user", "content": id }] });

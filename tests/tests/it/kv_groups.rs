@@ -299,11 +299,10 @@ async fn h7_a_chat_of_gpt_oss_with_an_effort_is_routed_by_bytes() {
         })
         .await
         .unwrap();
-        let flag = format!("id=1,role=aggregated,engine=vllm,url=http://{}", engine.address);
         let change = |config: &mut Config| {
             let model = Model { tokenizer: Some(TokenSource::Engine), ..Model::default() };
             config.models.insert("tiny".to_owned(), model);
-            config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+            config.workers.push(engine.worker("id=1,role=aggregated,engine=vllm"));
         };
         let cluster = TestClusterBuilder::new().config(change).start().await.unwrap();
         let is_estimated = async |effort: Value| {

@@ -13,7 +13,6 @@ use pointsman_tests::{
     Act, COMPLETIONS, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
     raw_engine::{chunk, json, stream_head},
 };
-use pointsman_workers::WorkerSpec;
 use serde_json::{Value, json};
 
 const PAUSE: Duration = Duration::from_secs(4);
@@ -81,8 +80,7 @@ async fn engine() -> RawEngine {
 
 /// A gateway before one engine.
 async fn before(engine: &RawEngine) -> TestCluster {
-    let flag = format!("id=1,role=aggregated,engine=openai,url=http://{}", engine.address);
-    let worker = WorkerSpec::parse_flag(&flag).unwrap();
+    let worker = engine.worker("id=1,role=aggregated,engine=openai");
     TestClusterBuilder::new().config(|config| config.workers.push(worker)).start().await.unwrap()
 }
 

@@ -329,10 +329,10 @@ async fn b3_an_adapter_with_the_name_of_another_workers_model_is_left_out() {
         RawEngine::start(base(r#"{"data":[{"id":"base"},{"id":"m","parent":"base"}]}"#)).await.unwrap();
     let cluster = TestClusterBuilder::new()
         .config(|config| {
-            config.workers.extend([(7, &other), (8, &one)].map(|(id, engine)| {
-                let flag = format!("id={id},role=aggregated,engine=vllm,url=http://{}", engine.address);
-                WorkerSpec::parse_flag(&flag).unwrap()
-            }));
+            config.workers.extend(
+                [(7, &other), (8, &one)]
+                    .map(|(id, engine)| engine.worker(&format!("id={id},role=aggregated,engine=vllm"))),
+            );
         })
         .start()
         .await

@@ -14,7 +14,6 @@ use pointsman_tests::{
     own_process,
     raw_engine::{json, status},
 };
-use pointsman_workers::WorkerSpec;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
@@ -295,8 +294,7 @@ async fn e2_an_abort_that_an_engine_does_not_allow_is_told_once_for_each_worker(
     let change = |config: &mut Config| {
         config.timeouts.request = Duration::from_secs(2);
         for (role, id, engine) in [("prefill", 1, &prefill), ("decode", 2, &decode)] {
-            let flag = format!("id={id},role={role},engine=sglang,url=http://{}", engine.address);
-            config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+            config.workers.push(engine.worker(&format!("id={id},role={role},engine=sglang")));
         }
     };
     let cluster = TestClusterBuilder::new().config(change).start().await.unwrap();

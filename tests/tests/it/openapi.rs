@@ -8,7 +8,6 @@ use pointsman_tests::{
     client::{Client, Reply},
     raw_engine::json as raw_answer,
 };
-use pointsman_workers::WorkerSpec;
 use serde_json::{Value, json};
 
 mod document;
@@ -187,9 +186,8 @@ async fn answers_to_clients_are_as_documented() {
         vec![Act::Send(raw_answer(if request.line.ends_with("models") { models } else { "{}" }))]
     };
     let engine = RawEngine::start(script).await.unwrap();
-    let flag = format!("role=aggregated,engine=vllm,url=http://{}", engine.address);
     let raw = TestClusterBuilder::new()
-        .config(|config| config.workers.push(WorkerSpec::parse_flag(&flag).unwrap()))
+        .config(|config| config.workers.push(engine.worker("role=aggregated,engine=vllm")))
         .start()
         .await
         .unwrap();

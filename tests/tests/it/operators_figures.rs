@@ -12,7 +12,6 @@ use pointsman_tests::{
     own_process,
     raw_engine::{chunk, json, stream_head},
 };
-use pointsman_workers::WorkerSpec;
 use serde_json::{Value, json};
 
 fn body(tokens: u32, stream: bool) -> String {
@@ -57,8 +56,7 @@ async fn engine() -> RawEngine {
 }
 
 async fn in_front_of(engine: &RawEngine) -> TestCluster {
-    let flag = format!("id=1,role=aggregated,engine=openai,url=http://{}", engine.address);
-    let worker = WorkerSpec::parse_flag(&flag).unwrap();
+    let worker = engine.worker("id=1,role=aggregated,engine=openai");
     TestClusterBuilder::new().config(|config| config.workers.push(worker)).start().await.unwrap()
 }
 

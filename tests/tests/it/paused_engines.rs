@@ -12,7 +12,7 @@ use pointsman_tests::{
     Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
     raw_engine::{ANSWER, json as json_answer, status},
 };
-use pointsman_workers::{Ineligible, WorkerSpec};
+use pointsman_workers::Ineligible;
 use serde_json::json;
 
 /// An engine that hangs while it is paused, and how often it was asked whether it is.
@@ -53,8 +53,7 @@ async fn gateway(engine: &str, workers: [&Engine; 2]) -> TestCluster {
             config.probe.timeout = Duration::from_millis(500);
             config.probe.health_timeout = Duration::from_millis(500);
             for worker in workers {
-                let flag = format!("role=aggregated,engine={engine},url=http://{}", worker.raw.address);
-                config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+                config.workers.push(worker.raw.worker(&format!("role=aggregated,engine={engine}")));
             }
         })
         .start()
@@ -157,8 +156,7 @@ async fn b6_an_sglang_engine_that_is_neither_ready_nor_healthy_gets_no_request_i
     })
     .await
     .unwrap();
-    let flag = format!("role=aggregated,engine=sglang,url=http://{}", engine.address);
-    let spec = WorkerSpec::parse_flag(&flag).unwrap();
+    let spec = engine.worker("role=aggregated,engine=sglang");
     let cluster = TestClusterBuilder::new().config(|config| config.workers.push(spec)).start().await.unwrap();
     cluster.until("it is eligible", |cluster| first(cluster).is_none()).await.unwrap();
     fails.store(true, Ordering::SeqCst);

@@ -15,7 +15,7 @@ use pointsman_tests::{
     picker::{Carried, PickerClient},
     raw_engine::{Act, RawEngine, RawRequest, json as json_answer},
 };
-use pointsman_workers::{Worker, WorkerSpec};
+use pointsman_workers::Worker;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
@@ -127,9 +127,8 @@ async fn r2_an_answer_that_the_proxy_cuts_blames_neither_the_client_nor_the_engi
         vec![Act::Send(json_answer(if request.line == "GET /v1/models" { models } else { "{}" }))]
     });
     let engine = engine.await.unwrap();
-    let flag = format!("engine=vllm,role=aggregated,url=http://{}", engine.address);
     let builder = TestClusterBuilder::new()
-        .config(|config| config.workers.push(WorkerSpec::parse_flag(&flag).unwrap()));
+        .config(|config| config.workers.push(engine.worker("engine=vllm,role=aggregated")));
     let (cluster, picker) = started_with(builder).await;
     let (before, begun) = (checks.load(Ordering::SeqCst), Instant::now());
     for _ in 0..20 {

@@ -5,7 +5,6 @@ use pointsman_tests::{
     Act, COMPLETIONS, RawEngine, TestCluster, TestClusterBuilder,
     raw_engine::{ANSWER, RawRequest, chunk, json, status, stream_head},
 };
-use pointsman_workers::WorkerSpec;
 use serde_json::json as value;
 
 const GONE: &str =
@@ -24,8 +23,7 @@ async fn gateway(workers: &[(&str, &RawEngine)]) -> TestCluster {
     TestClusterBuilder::new()
         .config(|config| {
             for (id, (role, engine)) in (1..).zip(workers) {
-                let flag = format!("id={id},role={role},engine=vllm,url=http://{}", engine.address);
-                config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+                config.workers.push(engine.worker(&format!("id={id},role={role},engine=vllm")));
             }
         })
         .start()

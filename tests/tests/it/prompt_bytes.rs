@@ -7,7 +7,6 @@ use pointsman_tests::{
     Act, CHAT, MESSAGES, RESPONSES, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
     raw_engine::{chunk, json, stream_head},
 };
-use pointsman_workers::WorkerSpec;
 use serde_json::{Value, json};
 
 /// Answers of each endpoint, without usage.
@@ -25,8 +24,7 @@ fn answer(request: &RawRequest) -> Vec<Act> {
 async fn cluster_of(engines: &[&RawEngine], change: impl FnOnce(&mut Config)) -> TestCluster {
     let builder = TestClusterBuilder::new().config(|config| {
         for engine in engines {
-            let flag = format!("role=aggregated,engine=vllm,url=http://{}", engine.address);
-            config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+            config.workers.push(engine.worker("role=aggregated,engine=vllm"));
         }
         change(config);
     });

@@ -7,7 +7,6 @@ use pointsman_sim::{Dialect, Fault, FaultKind, Role, SimConfig};
 use pointsman_tests::{
     Act, Collector, RawEngine, RawRequest, TestCluster, TestClusterBuilder, raw_engine::json as raw_answer,
 };
-use pointsman_workers::WorkerSpec;
 use serde_json::{Value, json};
 use tokio::{net::TcpStream, time::timeout};
 use tokio_tungstenite::{
@@ -360,10 +359,9 @@ async fn f4_a_session_whose_engine_does_not_read_is_counted_once() {
         _ => vec![Act::Send(raw_answer("{}"))],
     };
     let engine = RawEngine::start(script).await.unwrap();
-    let flag = format!("id=1,engine=vllm,role=aggregated,url=http://{}", engine.address);
     let builder = TestClusterBuilder::new().config(|config| {
         config.timeouts.client_write = Duration::from_millis(300);
-        config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+        config.workers.push(engine.worker("id=1,engine=vllm,role=aggregated"));
     });
     let cluster = builder.start().await.unwrap();
     let mut client = TcpStream::connect(cluster.gateway.address).await.unwrap();
@@ -464,10 +462,9 @@ async fn i8_a_realtime_session_has_the_deadline_of_a_request_until_it_is_open() 
         _ => vec![Act::Send(raw_answer("{}"))],
     };
     let engine = RawEngine::start(script).await.unwrap();
-    let flag = format!("id=1,engine=vllm,role=aggregated,url=http://{}", engine.address);
     let builder = TestClusterBuilder::new().config(|config| {
         config.timeouts.request = Duration::from_millis(300);
-        config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+        config.workers.push(engine.worker("id=1,engine=vllm,role=aggregated"));
     });
     let cluster = builder.start().await.unwrap();
     let answer = timeout(Duration::from_secs(5), connect(&cluster, "?model=tiny", &[])).await.unwrap();

@@ -8,7 +8,6 @@ use pointsman_tests::{
     Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
     raw_engine::{self, chunk, status, stream_head},
 };
-use pointsman_workers::WorkerSpec;
 use serde_json::{Value, json};
 
 const ANSWER: &str =
@@ -35,8 +34,7 @@ fn answer(request: &RawRequest) -> Vec<Act> {
 
 /// Adds a worker to the configuration.
 fn worker(config: &mut Config, engine: &RawEngine, more: &str) {
-    let flag = format!("url=http://{},{more}", engine.address);
-    config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+    config.workers.push(engine.worker(more));
 }
 
 async fn ask(cluster: &TestCluster, prompt: &str) -> u16 {

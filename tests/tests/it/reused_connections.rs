@@ -15,7 +15,6 @@ use pointsman_tests::{
     Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
     raw_engine::{self, chunk, json, stream_head},
 };
-use pointsman_workers::WorkerSpec;
 
 /// An answer to a completion, and to a response.
 const ANSWER: &str = r#"{"id":"c","choices":[{"index":0,"text":"good","finish_reason":"stop"}],"output":[]}"#;
@@ -45,8 +44,7 @@ async fn every_other(end: Act) -> RawEngine {
 async fn gateway(engine: &RawEngine) -> TestCluster {
     TestClusterBuilder::new()
         .config(|config| {
-            let flag = format!("id=1,role=aggregated,engine=openai,url=http://{}", engine.address);
-            config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+            config.workers.push(engine.worker("id=1,role=aggregated,engine=openai"));
             config.server.threads = 1;
         })
         .start()
@@ -139,8 +137,7 @@ async fn gateway_of(engines: &[RawEngine], more: &str, retries: u32) -> TestClus
         .config(|config| {
             for (number, engine) in engines.iter().enumerate() {
                 let worker = format!("id={number},role=aggregated,engine=openai{more}");
-                let flag = format!("{worker},url=http://{}", engine.address);
-                config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+                config.workers.push(engine.worker(worker));
             }
             config.server.threads = 1;
             config.routing.retries = retries;
@@ -296,8 +293,7 @@ async fn pair(prefill: &RawEngine, decode: &RawEngine, retries: u32) -> TestClus
     TestClusterBuilder::new()
         .config(|config| {
             for (role, engine) in [("prefill", prefill), ("decode", decode)] {
-                let flag = format!("role={role},engine=vllm,url=http://{}", engine.address);
-                config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+                config.workers.push(engine.worker(&format!("role={role},engine=vllm")));
             }
             config.server.threads = 1;
             config.routing.retries = retries;
@@ -350,8 +346,7 @@ async fn i12_a_stored_response_is_retried_elsewhere_unless_an_engine_may_go_on_w
             .config(|config| {
                 config.timeouts.whole_head = Duration::from_secs(1);
                 for engine in &engines {
-                    let flag = format!("role=aggregated,engine=openai,url=http://{}", engine.address);
-                    config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+                    config.workers.push(engine.worker("role=aggregated,engine=openai"));
                 }
             })
             .start()

@@ -9,7 +9,6 @@ use pointsman_sim::{Dialect, Role, SimConfig};
 use pointsman_tests::{
     Act, COMPLETIONS, RawEngine, RawRequest, TestClusterBuilder, log::Log, own_process, raw_engine,
 };
-use pointsman_workers::WorkerSpec;
 use serde_json::json;
 
 const TRUSTED_KEY: &str = "RWQf6LRCGA9i53mlYecO4IzT51TGPpvWucNSCh1CBM0QTaLn73Y7GFO3";
@@ -243,8 +242,7 @@ async fn k5_an_engine_that_refuses_the_gateway_s_key_is_named_with_what_to_set()
         });
         let engine = engine.await.unwrap();
         let cluster = TestClusterBuilder::new().start().await.unwrap();
-        let flag = format!("id=1,role=aggregated,engine=vllm,model=tiny,url=http://{}", engine.address);
-        cluster.gateway.state().registry.upsert(WorkerSpec::parse_flag(&flag).unwrap());
+        cluster.gateway.state().registry.upsert(engine.worker("id=1,role=aggregated,engine=vllm,model=tiny"));
         let advice = format!("status {status}; set api_key of the worker to a key of the engine");
         let is_logged = |_: &_| {
             let logged = log.text();

@@ -71,8 +71,7 @@ fn posts(engine: &RawEngine) -> usize {
 }
 
 fn spec(engine: &RawEngine) -> WorkerSpec {
-    let flag = format!("role=aggregated,engine=vllm,url=http://{}", engine.address);
-    WorkerSpec::parse_flag(&flag).unwrap()
+    engine.worker("role=aggregated,engine=vllm")
 }
 
 fn has_sleeper(cluster: &TestCluster) -> bool {
@@ -141,8 +140,7 @@ async fn b8_a_request_at_a_sleeping_engine_moves_when_another_worker_comes() {
     let request = tasks.spawn(async move { client.post(CHAT, &[], chat(1, false)).await });
     cluster.until("it is asleep", has_sleeper).await.unwrap();
     let other = RawEngine::serving(|_| vec![Act::Send(json_answer(WHOLE))]).await.unwrap();
-    let flag = format!("role=aggregated,engine=openai,url=http://{}", other.address);
-    cluster.gateway.state().registry.upsert(WorkerSpec::parse_flag(&flag).unwrap());
+    cluster.gateway.state().registry.upsert(other.worker("role=aggregated,engine=openai"));
     // B8.19
     let reply = timeout(SOON, request).await.expect("it waits for the sleeping engine").unwrap().unwrap();
     assert_eq!(reply.status, 200, "{reply:?}");
@@ -194,8 +192,7 @@ async fn b8_requests_leave_a_sleeping_engine_only_for_places_that_are_free() {
     cluster.until("it is asleep", has_sleeper).await.unwrap();
     let acts = |_: &RawRequest| vec![Act::Pause(Duration::from_millis(200)), Act::Send(json_answer(WHOLE))];
     let other = RawEngine::serving(acts).await.unwrap();
-    let flag = format!("role=aggregated,engine=openai,url=http://{},max_concurrency=2", other.address);
-    cluster.gateway.state().registry.upsert(WorkerSpec::parse_flag(&flag).unwrap());
+    cluster.gateway.state().registry.upsert(other.worker("role=aggregated,engine=openai,max_concurrency=2"));
     for request in requests {
         let reply = timeout(SOON, request).await.expect("it finds no free place").unwrap().unwrap();
         // B8.19: without a queue, a request that left for a place that another one has would be refused.

@@ -15,7 +15,7 @@ use pointsman_tests::{
     Act, COMPLETIONS, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
     raw_engine::{MODELS, chunk, json, status, stream_head},
 };
-use pointsman_workers::{Ineligible, StuckBy, WorkerSpec};
+use pointsman_workers::{Ineligible, StuckBy};
 use serde_json::Value;
 use tokio::time::Instant;
 
@@ -82,8 +82,7 @@ fn answer(_: &RawRequest) -> Vec<Act> {
 }
 
 fn add(config: &mut Config, id: u64, engine: &RawEngine) {
-    let flag = format!("id={id},role=aggregated,engine=vllm,url=http://{}", engine.address);
-    config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+    config.workers.push(engine.worker(&format!("id={id},role=aggregated,engine=vllm")));
 }
 
 async fn ask(cluster: &TestCluster, turn: u32) -> u16 {
@@ -223,8 +222,7 @@ async fn b7_a_prefill_worker_is_stuck_when_the_deadlines_of_three_requests_pass(
         .config(|config| {
             config.timeouts.request = 400 * MS;
             for (role, engine) in ["prefill", "decode"].iter().zip(&engines) {
-                let flag = format!("role={role},engine=vllm,url=http://{}", engine.address);
-                config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+                config.workers.push(engine.worker(&format!("role={role},engine=vllm")));
             }
         })
         .start()
@@ -290,8 +288,7 @@ async fn silent(behaviour: &Arc<Behaviour>, pause: Duration, dialect: &str) -> (
         config.timeouts.event_idle_max = 4_000 * MS;
         config.timeouts.stream_comment = 200 * MS;
         config.probe.load_interval = 50 * MS;
-        let flag = format!("id=1,role=aggregated,engine={dialect},url=http://{}", engine.address);
-        config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+        config.workers.push(engine.worker(&format!("id=1,role=aggregated,engine={dialect}")));
     });
     (builder.start().await.unwrap(), engine)
 }
@@ -352,8 +349,7 @@ async fn i3_an_sglang_engine_without_metrics_is_asked_for_its_load() {
         let builder = TestClusterBuilder::new().config(|config| {
             config.timeouts.event_idle = 1_000 * MS;
             config.probe.load_interval = 50 * MS;
-            let flag = format!("id=1,role=aggregated,engine=sglang,url=http://{}", engine.address);
-            config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+            config.workers.push(engine.worker("id=1,role=aggregated,engine=sglang"));
         });
         let cluster = builder.start().await.unwrap();
         let load = |cluster: &TestCluster| cluster.worker(1).engine_load();
@@ -468,8 +464,7 @@ async fn i3_a_stream_may_take_longer_to_begin_while_its_engine_works() {
                 config.probe.interval = 100 * MS;
                 config.probe.load_interval = 50 * MS;
                 config.routing.retries = 0;
-                let flag = format!("id=1,role=aggregated,engine={dialect},url=http://{}", engine.address);
-                config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+                config.workers.push(engine.worker(&format!("id=1,role=aggregated,engine={dialect}")));
             });
             let cluster = builder.start().await.unwrap();
             let body = r#"{"model":"tiny","prompt":"a","stream":true}"#;

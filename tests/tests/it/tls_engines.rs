@@ -321,8 +321,7 @@ async fn j4_an_engine_with_tls_whose_url_has_none_is_told_from_one_that_does_not
         cluster.gateway.state().registry.remove(id);
     }
     let silent = RawEngine::start(|_| vec![Act::Close]).await.unwrap();
-    let flag = format!("role=aggregated,engine=vllm,url=http://{}", silent.address);
-    let shown = problem_of(&cluster, WorkerSpec::parse_flag(&flag).unwrap()).await;
+    let shown = problem_of(&cluster, silent.worker("role=aggregated,engine=vllm")).await;
     // J4.9
     assert!(shown.contains("connection closed before message completed"), "{shown}");
 }

@@ -7,7 +7,6 @@ use pointsman_tests::{
     Act, CHAT, COMPLETIONS, RawEngine, TestCluster, TestClusterBuilder, client::Reply,
     raw_engine::json as json_answer,
 };
-use pointsman_workers::WorkerSpec;
 use serde_json::{Value, json};
 
 /// A prefill answer with what each engine hands over.
@@ -50,8 +49,7 @@ async fn generating() -> RawEngine {
 async fn gateway(engine: &str, workers: &[(&str, &RawEngine)]) -> TestCluster {
     let builder = TestClusterBuilder::new().config(|config| {
         for (role, worker) in workers {
-            let flag = format!("role={role},engine={engine},url=http://{}", worker.address);
-            config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+            config.workers.push(worker.worker(&format!("role={role},engine={engine}")));
         }
     });
     builder.start().await.unwrap()

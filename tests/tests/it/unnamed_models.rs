@@ -30,8 +30,7 @@ async fn engine(models: &'static str) -> RawEngine {
 async fn cluster_of(engines: &[(&RawEngine, &str)]) -> TestCluster {
     let builder = TestClusterBuilder::new().config(|config| {
         for (engine, flag) in engines {
-            let flag = format!("{flag},role=aggregated,url=http://{}", engine.address);
-            config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+            config.workers.push(engine.worker(&format!("{flag},role=aggregated")));
         }
     });
     builder.start().await.unwrap()
@@ -118,9 +117,8 @@ async fn i1_a_model_that_is_not_served_is_answered_with_those_that_are() {
         assert_eq!(one["error"]["message"], expected);
         // A worker that has not finished loading may serve it.
         let loading = RawEngine::start(|_: &RawRequest| vec![Act::Hang]).await.unwrap();
-        let flag = format!("id=9,engine=vllm,role=aggregated,url=http://{}", loading.address);
         let registry = &cluster.gateway.state().registry;
-        registry.upsert(WorkerSpec::parse_flag(&flag).unwrap());
+        registry.upsert(loading.worker("id=9,engine=vllm,role=aggregated"));
         let (status, answer) = ask(&cluster, COMPLETIONS, r#"{"model":"nope","prompt":"x"}"#).await;
         let message = answer["error"]["message"].as_str().unwrap();
         // I1.8
@@ -140,8 +138,7 @@ async fn i1_workers_that_cannot_pair_are_named() {
                 let prefill = "id=1,role=prefill,engine=vllm,kv_compatibility=0.33.0".to_owned();
                 let workers = [prefill, format!("id=2,role=decode,engine={decode}")];
                 for (worker, engine) in workers.iter().zip(&engines) {
-                    let flag = format!("{worker},url=http://{}", engine.address);
-                    config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+                    config.workers.push(engine.worker(worker));
                 }
             })
             .start()

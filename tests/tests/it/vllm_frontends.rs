@@ -8,7 +8,7 @@ use pointsman_tests::{
     Act, COMPLETIONS, RawEngine, TestCluster, TestClusterBuilder,
     raw_engine::{RawRequest, json as json_answer, status},
 };
-use pointsman_workers::{Ineligible, WorkerSpec};
+use pointsman_workers::Ineligible;
 use serde_json::json;
 use tokio::{net::TcpListener, time::timeout};
 
@@ -59,8 +59,7 @@ fn answered(request: &RawRequest) -> Vec<u8> {
 async fn gateway(workers: &[(&str, &RawEngine)]) -> TestCluster {
     let builder = TestClusterBuilder::new().config(|config| {
         for (flag, engine) in workers {
-            let flag = format!("{flag},url=http://{}", engine.address);
-            config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+            config.workers.push(engine.worker(flag));
         }
     });
     builder.start().await.unwrap()
@@ -106,8 +105,7 @@ async fn b5_both_frontends_of_vllm_are_vllm() {
     for owner in ["vllm", RUST] {
         let engine = engine(owner, metrics(&[0]), answered).await;
         let cluster = gateway(&[]).await;
-        let flag = format!("engine=sglang,role=aggregated,url=http://{}", engine.address);
-        cluster.gateway.state().registry.upsert(WorkerSpec::parse_flag(&flag).unwrap());
+        cluster.gateway.state().registry.upsert(engine.worker("engine=sglang,role=aggregated"));
         let refused = |cluster: &TestCluster| {
             let snapshot = cluster.gateway.state().registry.snapshot();
             snapshot.workers().iter().all(|one| one.ineligible() == Some(Ineligible::Misconfigured))

@@ -14,7 +14,7 @@ use pointsman_tests::{
     Act, COMPLETIONS, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
     raw_engine::{MODELS, chunk, json, status, stream_head},
 };
-use pointsman_workers::{Health, Ineligible, WorkerSpec};
+use pointsman_workers::{Health, Ineligible};
 use tokio::time::sleep;
 
 const ANSWER: &str = r#"{"id":"x","choices":[{"index":0,"text":"a","finish_reason":"stop"}]}"#;
@@ -75,8 +75,7 @@ fn after(pause: Duration, answer: &str) -> Vec<Act> {
 async fn gateway(workers: &[(&str, &RawEngine)], change: impl FnOnce(&mut Config)) -> TestCluster {
     let builder = TestClusterBuilder::new().config(|config| {
         for (id, (role, engine)) in (1..).zip(workers) {
-            let flag = format!("id={id},role={role},engine=vllm,url=http://{}", engine.address);
-            config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+            config.workers.push(engine.worker(&format!("id={id},role={role},engine=vllm")));
         }
         config.probe.load_interval = 50 * MS;
         change(config);

@@ -14,7 +14,7 @@ use pointsman_tests::{
     Act, COMPLETIONS, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
     raw_engine::{chunk, json, stream_head},
 };
-use pointsman_workers::{DpRank, ModelName, WorkerSpec};
+use pointsman_workers::{DpRank, ModelName};
 use serde_json::{Value, json};
 use tokio::{
     task::JoinSet,
@@ -84,13 +84,12 @@ async fn engine() -> RawEngine {
 
 async fn start(engine: &RawEngine, sections: &str) -> TestCluster {
     let from: Config = toml::from_str(sections).unwrap();
-    let flag = format!("role=aggregated,engine=vllm,block_size=16,url=http://{}", engine.address);
     let cluster = TestClusterBuilder::new()
         .config(|config| {
             config.server.tenant_header = HEADER.to_owned();
             config.auth.trusted_proxies = vec!["127.0.0.0/8".to_owned()];
             (config.queue, config.tenants) = (from.queue, from.tenants);
-            config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+            config.workers.push(engine.worker("role=aggregated,engine=vllm,block_size=16"));
         })
         .start()
         .await
@@ -249,12 +248,11 @@ async fn l1_the_tokens_of_a_reranking_count_however_its_engine_reports_them() {
     })
     .await
     .unwrap();
-    let flag = format!("role=aggregated,engine=vllm,url=http://{}", engine.address);
     let builder = TestClusterBuilder::new().config(|config| {
         config.server.tenant_header = HEADER.to_owned();
         config.auth.trusted_proxies = vec!["127.0.0.0/8".to_owned()];
         config.tenants = toml::from_str("'*' = { input_tokens_per_minute = 1000 }").unwrap();
-        config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+        config.workers.push(engine.worker("role=aggregated,engine=vllm"));
     });
     let cluster = builder.start().await.unwrap();
     for query in ["0", "1", "2"] {

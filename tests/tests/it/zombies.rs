@@ -16,7 +16,6 @@ use pointsman_tests::{
     Act, COMPLETIONS, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
     raw_engine::{ANSWER, chunk, json as json_answer, status, stream_head},
 };
-use pointsman_workers::WorkerSpec;
 use serde_json::Value;
 
 const TOKEN: &str = "data: {\"choices\":[{\"index\":0,\"text\":\"a\",\"finish_reason\":null}]}\n\n";
@@ -82,8 +81,7 @@ async fn cluster(engines: &[(&str, &RawEngine)], change: impl FnOnce(&mut Config
     let builder = TestClusterBuilder::new().config(|config| {
         (config.routing.retries, config.routing.quarantine) = (0, Duration::ZERO);
         for (role, engine) in engines {
-            let flag = format!("role={role},engine=sglang,url=http://{}", engine.address);
-            config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+            config.workers.push(engine.worker(&format!("role={role},engine=sglang")));
         }
         change(config);
     });

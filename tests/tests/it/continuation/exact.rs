@@ -2,6 +2,7 @@
 //! continued.
 
 use pointsman_gateway::config::{ContinuationForm, TenantEntry};
+use pointsman_workers::WorkerSpec;
 
 use super::*;
 

@@ -7,7 +7,6 @@ use pointsman_tests::{
     Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
     raw_engine::{chunk, json as json_answer, stream_head},
 };
-use pointsman_workers::WorkerSpec;
 use serde_json::json;
 
 use super::{CHAT, PAIRS, body, once, stream, text_of};
@@ -134,8 +133,7 @@ async fn c11_a_stream_that_goes_on_elsewhere_has_the_cached_tokens_of_its_first_
             for (role, engine) in ["prefill", "decode", "decode"].into_iter().zip(&engines) {
                 let port = engine.address.port();
                 let transport = format!("transport=mooncake,bootstrap_port={port}");
-                let flag = format!("role={role},engine=vllm,{transport},url=http://{}", engine.address);
-                config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+                config.workers.push(engine.worker(&format!("role={role},engine=vllm,{transport}")));
             }
         });
         let cluster = builder.start().await.unwrap();
