@@ -5,9 +5,7 @@
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use pointsman_sim::{Dialect, Role};
-use pointsman_tests::{Client, TestClusterBuilder};
-
-const CHAT: &str = "/v1/chat/completions";
+use pointsman_tests::{CHAT, Client, TestClusterBuilder};
 
 fn body(stream: bool, tokens: u32) -> String {
     serde_json::json!({
@@ -20,9 +18,9 @@ fn body(stream: bool, tokens: u32) -> String {
 fn bench(c: &mut Criterion) {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let builder = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated);
-    let cluster = runtime.block_on(builder.start()).unwrap();
+    let cluster = runtime.block_on(builder.start());
     let pair = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Prefill).sim(Dialect::Vllm, Role::Decode);
-    let pair = runtime.block_on(pair.start()).unwrap();
+    let pair = runtime.block_on(pair.start());
     let direct = Client::new(cluster.sims.first().unwrap().addr());
     for (name, stream, tokens) in [("whole, 1 token", false, 1), ("stream, 32 events", true, 32)] {
         let mut group = c.benchmark_group(name);

@@ -1,10 +1,18 @@
 //! Starts a gateway in process with simulated engines behind it.
 
-use std::{env, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    env,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use anyhow::Context as _;
 use pointsman_gateway::{
-    config::{Config, Environment, KeyDigest, KeyEntry, reload::ConfigSource},
+    config::{
+        Config, DiscoveryFile, DiscoveryFileFormat, Environment, KeyDigest, KeyEntry, reload::ConfigSource,
+    },
     daemon::{Daemon, InheritedSockets},
 };
 use pointsman_sim::{Dialect, Role, Sim, SimConfig, SimHandle};
@@ -99,11 +107,30 @@ impl TestClusterBuilder {
         self.sim_with(SimConfig::instant(dialect, role), "")
     }
 
+    /// Adds a prefill and a decode engine that answer without delay.
+    #[must_use]
+    pub fn pair(self, dialect: Dialect) -> Self {
+        self.sim(dialect, Role::Prefill).sim(dialect, Role::Decode)
+    }
+
     /// Adds an engine and appends `more` to its `--worker` flag.
     #[must_use]
     pub fn sim_with(mut self, config: SimConfig, more: &str) -> Self {
         self.sims.push((config, more.to_owned()));
         self
+    }
+
+    /// Reads workers from a file every 20 ms, as the source `file:a`.
+    #[must_use]
+    pub fn worker_file(self, path: &Path) -> Self {
+        let file = DiscoveryFile {
+            name: "a".to_owned(),
+            path: path.to_owned(),
+            format: DiscoveryFileFormat::Workers,
+            interval: Duration::from_millis(20),
+            ..DiscoveryFile::default()
+        };
+        self.config(|config| config.discovery.files.push(file))
     }
 
     /// Adds engines as the workers 1, 2, …: the first one that may serve a request is chosen.
@@ -115,9 +142,18 @@ impl TestClusterBuilder {
 
     /// Starts everything and waits until every worker is eligible.
     ///
-    /// # Errors
+    /// # Panics
     /// The gateway or an engine does not start, or a worker is not eligible within a minute.
-    pub async fn start(mut self) -> anyhow::Result<TestCluster> {
+    #[expect(clippy::panic, reason = "helpers of tests may fail as tests do")]
+    pub async fn start(self) -> TestCluster {
+        self.try_start().await.unwrap_or_else(|error| panic!("the cluster does not start: {error:?}"))
+    }
+
+    /// Like [`TestClusterBuilder::start`].
+    ///
+    /// # Errors
+    /// Instead of the panic.
+    pub async fn try_start(mut self) -> anyhow::Result<TestCluster> {
         let policies = TempDir::new()?;
         self.config.policies.dir.get_or_insert_with(|| policies.path().to_owned());
         let mut sims = Vec::new();
@@ -185,7 +221,7 @@ impl TestCluster {
         for _ in 0..decode {
             builder = builder.sim(dialect, Role::Decode);
         }
-        builder.start().await
+        builder.try_start().await
     }
 
     /// Waits up to a minute for a condition.

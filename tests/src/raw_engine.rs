@@ -106,20 +106,19 @@ impl RawEngine {
 
     /// Starts an engine on a free port of the loopback interface.
     ///
-    /// # Errors
+    /// # Panics
     /// No port is free.
-    pub async fn start(script: impl Fn(&RawRequest) -> Vec<Act> + Send + Sync + 'static) -> io::Result<Self> {
-        Self::start_at("127.0.0.1:0", script).await
+    #[expect(clippy::expect_used, reason = "helpers of tests may fail as tests do")]
+    pub async fn start(script: impl Fn(&RawRequest) -> Vec<Act> + Send + Sync + 'static) -> Self {
+        Self::start_at("127.0.0.1:0", script).await.expect("a port")
     }
 
     /// Starts an engine that serves the model `tiny`, and reports nothing else: only requests other than
     /// `GET` are answered by the script.
     ///
-    /// # Errors
+    /// # Panics
     /// No port is free.
-    pub async fn serving(
-        script: impl Fn(&RawRequest) -> Vec<Act> + Send + Sync + 'static,
-    ) -> io::Result<Self> {
+    pub async fn serving(script: impl Fn(&RawRequest) -> Vec<Act> + Send + Sync + 'static) -> Self {
         Self::start(move |request| match request.line.as_str() {
             "GET /v1/models" => vec![Act::Send(json(MODELS))],
             line if line.starts_with("GET") => vec![Act::Send(json("{}"))],

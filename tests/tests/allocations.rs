@@ -142,7 +142,7 @@ fn start_with(engine: SocketAddr, change: impl FnOnce(&mut Config)) -> (Runtime,
         (config.probe.interval, config.probe.load_interval, config.policies.rescan) = (rare, rare, rare);
         change(config);
     });
-    let cluster = runtime.block_on(cluster.start()).unwrap();
+    let cluster = runtime.block_on(cluster.start());
     let client = TcpStream::connect(cluster.gateway.address).unwrap();
     client.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     (runtime, cluster, client)

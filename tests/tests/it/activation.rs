@@ -65,8 +65,7 @@ async fn b1_b2_b3_a_fleet_without_prefill_serves_locally_and_continues_where_it_
         .sim_with(recording(Role::Prefill), "")
         .sim_with(recording(Role::Decode), "")
         .start()
-        .await
-        .unwrap();
+        .await;
     assert_eq!(decisions(&cluster, body("one ")).await[0], "prefill=1/0 native");
     // How many blocks of the first prompt the index has at worker 1.
     let cached = async || -> u64 {
@@ -115,8 +114,7 @@ async fn a3_hints_are_ignored_where_clients_are_not_trusted() {
             .config(|config| config.server.trust_hints = trusted)
             .sim(Dialect::Vllm, Role::Aggregated)
             .start()
-            .await
-            .unwrap();
+            .await;
         let pin = [("x-worker-instance-id", "99")];
         let reply = cluster.client.post(COMPLETIONS, &pin, body("x ")).await.unwrap();
         // A3.9
@@ -143,12 +141,7 @@ async fn load_known(cluster: &TestCluster) {
 
 #[tokio::test]
 async fn d4_the_shipped_policy_prefills_few_new_tokens_locally_and_the_header_says_so() {
-    let cluster = conditional("{ enabled = true }")
-        .sim(Dialect::Vllm, Role::Prefill)
-        .sim(Dialect::Vllm, Role::Decode)
-        .start()
-        .await
-        .unwrap();
+    let cluster = conditional("{ enabled = true }").pair(Dialect::Vllm).start().await;
     load_known(&cluster).await;
     let first = decisions(&cluster, body("which way? ")).await;
     // D4.2: all tokens are new
@@ -165,11 +158,9 @@ async fn d4_an_unknown_load_and_a_busy_decode_worker_keep_prefill_remote() {
     // The load of engines is never read.
     let cluster = conditional("{ enabled = true }")
         .config(|config| config.probe.load_interval = Duration::ZERO)
-        .sim(Dialect::Vllm, Role::Prefill)
-        .sim(Dialect::Vllm, Role::Decode)
+        .pair(Dialect::Vllm)
         .start()
-        .await
-        .unwrap();
+        .await;
     for _ in 0..3 {
         // D4.4: unknown
         assert_eq!(decisions(&cluster, body("which way? ")).await.len(), 2);
@@ -183,8 +174,7 @@ async fn d4_an_unknown_load_and_a_busy_decode_worker_keep_prefill_remote() {
             "",
         )
         .start()
-        .await
-        .unwrap();
+        .await;
     let long = body("which way? ").replace("\"max_tokens\":3", "\"max_tokens\":4000,\"stream\":true");
     let mut running = cluster.client.stream(COMPLETIONS, &[], long).await.unwrap();
     running.next().await.unwrap();
@@ -208,8 +198,7 @@ async fn d4_a_busy_prefill_pool_makes_prefill_local() {
         .sim_with(slow, "")
         .sim(Dialect::Vllm, Role::Decode)
         .start()
-        .await
-        .unwrap();
+        .await;
     load_known(&cluster).await;
     let client = cluster.client.clone();
     let tasks = tokio_util::task::TaskTracker::new();
@@ -225,8 +214,7 @@ async fn d4_a_busy_prefill_pool_makes_prefill_local() {
 async fn d4_the_default_prefills_locally_where_that_saves_more_than_a_step() {
     let slow =
         SimConfig { overhead: Duration::from_secs(3), ..SimConfig::instant(Dialect::Vllm, Role::Prefill) };
-    let cluster =
-        TestClusterBuilder::new().sim_with(slow, "").sim(Dialect::Vllm, Role::Decode).start().await.unwrap();
+    let cluster = TestClusterBuilder::new().sim_with(slow, "").sim(Dialect::Vllm, Role::Decode).start().await;
     let is_remote = async |prompt: &str| {
         let reply = cluster.client.post("/v1/route", &[], body(prompt)).await.unwrap();
         assert_eq!(reply.status, 200, "{reply:?}");
@@ -265,7 +253,7 @@ async fn d4_the_default_keeps_prefill_remote_where_a_stream_would_miss_its_targe
         SimConfig { overhead: Duration::from_secs(6), ..SimConfig::instant(Dialect::Vllm, Role::Prefill) };
     let paced =
         SimConfig { itl: Duration::from_millis(10), ..SimConfig::instant(Dialect::Vllm, Role::Decode) };
-    let cluster = TestClusterBuilder::new().sim_with(slow, "").sim_with(paced, "").start().await.unwrap();
+    let cluster = TestClusterBuilder::new().sim_with(slow, "").sim_with(paced, "").start().await;
     let (client, first) = (cluster.client.clone(), body(&"one ".repeat(80)));
     let tasks = tokio_util::task::TaskTracker::new();
     let waiting = tasks.spawn(async move { client.post(COMPLETIONS, &[], first).await.unwrap() });
@@ -292,11 +280,9 @@ async fn d4_a_local_plan_that_stock_sglang_cannot_execute_is_counted_and_turned_
     let entry: SlotEntry = toml::from_str("grants = [\"log\", \"state\"]").unwrap();
     let cluster = TestClusterBuilder::new()
         .config(|config| drop(config.policies.slots.insert(SlotKind::DecodeOverride, entry)))
-        .sim(Dialect::Sglang, Role::Prefill)
-        .sim(Dialect::Sglang, Role::Decode)
+        .pair(Dialect::Sglang)
         .start()
-        .await
-        .unwrap();
+        .await;
     cluster.drop_policy("decode-override.wasm", &scripted(ROGUE_LEARNING_PLANNER, "learn-local 0")).unwrap();
     for turn in 0..400 {
         let decided = decisions(&cluster, body(&format!("{turn} "))).await;
@@ -318,8 +304,7 @@ async fn i_workers_that_fail_anyway_prove_nothing_against_a_request() {
         .sim(Dialect::Vllm, Role::Aggregated)
         .sim(Dialect::Vllm, Role::Aggregated)
         .start()
-        .await
-        .unwrap();
+        .await;
     for sim in &cluster.sims {
         sim.set_faults(vec![Fault::always(FaultKind::Status { status: 500, retry_after: None })]);
     }

@@ -24,7 +24,6 @@ async fn engine() -> RawEngine {
         })]
     })
     .await
-    .unwrap()
 }
 
 async fn start(flag: &str, engine: &RawEngine, config: &str) -> TestCluster {
@@ -33,7 +32,7 @@ async fn start(flag: &str, engine: &RawEngine, config: &str) -> TestCluster {
         (config.models, config.tenants) = (more.models, more.tenants);
         config.workers.push(engine.worker(&format!("role=aggregated,{flag}")));
     };
-    TestClusterBuilder::new().config(change).start().await.unwrap()
+    TestClusterBuilder::new().config(change).start().await
 }
 
 async fn ask(cluster: &TestCluster, model: &str) -> (u16, Value) {
@@ -102,8 +101,7 @@ async fn b3_an_adapter_whose_parent_is_the_path_of_its_model_has_its_rules() {
             _ => json(ANSWER),
         })]
     })
-    .await
-    .unwrap();
+    .await;
     let cluster = start("engine=vllm", &engine, "models.llama3 = { enforce_disagg = true }").await;
     // B3.13
     assert_eq!((ask(&cluster, "llama3").await.0, ask(&cluster, "sql").await.0), (503, 503));
@@ -175,15 +173,14 @@ async fn a1_sglang_s_lora_path_names_an_adapter_of_the_model_on_each_endpoint() 
             _ => json(ANSWER),
         })]
     });
-    let (with, without) = (engine().await, without.await.unwrap());
+    let (with, without) = (engine().await, without.await);
     let cluster = TestClusterBuilder::new()
         .config(|config| {
             config.workers.push(without.worker("role=aggregated,engine=sglang"));
             config.workers.push(with.worker("role=aggregated,engine=sglang"));
         })
         .start()
-        .await
-        .unwrap();
+        .await;
     let messages = json!([{"role": "user", "content": "hello"}]);
     for _ in 0..4 {
         for (path, model, served) in [
@@ -233,7 +230,7 @@ async fn l1_requests_that_waited_for_a_worker_are_within_the_limits_of_the_adapt
         config.queue.limit = 20;
         (config.models, config.tenants) = (more.models, more.tenants);
     });
-    let cluster = builder.start().await.unwrap();
+    let cluster = builder.start().await;
     let body =
         json!({"model": "org/m", "lora_path": "law", "messages": [{"role": "user", "content": "hello"}]});
     let mut asked = tokio::task::JoinSet::new();

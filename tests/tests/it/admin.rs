@@ -13,7 +13,6 @@ async fn cluster(reads: bool) -> TestCluster {
         .sim(Dialect::Vllm, Role::Aggregated)
         .start()
         .await
-        .unwrap()
 }
 
 #[tokio::test]
@@ -59,7 +58,7 @@ async fn reading_may_need_the_token_too_but_health_never_does() {
 
 #[tokio::test]
 async fn an_impossible_command_is_answered_with_its_reason() {
-    let cluster = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await.unwrap();
+    let cluster = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await;
     for (path, status, code) in [
         ("/policies/prefil/rollback", 404, "slot_not_found"),
         ("/policies/prefill/rollback?model=unknown", 404, "slot_not_found"),
@@ -92,8 +91,7 @@ async fn o1_a_promotion_that_cannot_be_says_what_the_slot_runs_and_what_to_do() 
         })
         .sim(Dialect::Vllm, Role::Aggregated)
         .start()
-        .await
-        .unwrap();
+        .await;
     let message = async |path: &str| {
         let reply = cluster.admin.post(path, &[], "").await.unwrap();
         reply.json().unwrap()["error"]["message"].as_str().unwrap().to_owned()
@@ -147,8 +145,7 @@ async fn a_page_that_rebinds_its_name_to_this_address_reads_and_changes_nothing(
         .config(|config| config.server.admin_names = vec!["gw.internal".to_owned()])
         .sim(Dialect::Vllm, Role::Aggregated)
         .start()
-        .await
-        .unwrap();
+        .await;
     let json = "content-type: application/json";
     for path in
         ["GET /workers", "GET /", "GET /events", "GET /metrics", "GET /decisions", "POST /policies/reload"]
@@ -169,7 +166,7 @@ async fn a_page_that_rebinds_its_name_to_this_address_reads_and_changes_nothing(
 
 #[tokio::test]
 async fn a_page_of_another_site_changes_nothing_with_any_browser() {
-    let cluster = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await.unwrap();
+    let cluster = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await;
     let json = "content-type: application/json";
     let reload = "POST /policies/reload HTTP/1.1\nhost: 127.0.0.1:9090";
     for origin in ["https://evil.example", "null", "http://127.0.0.1:8000", "http://localhost:9090"] {
@@ -207,8 +204,7 @@ async fn k1_wrong_keys_from_a_trusted_proxy_do_not_slow_its_clients_down() {
         })
         .sim(Dialect::Vllm, Role::Aggregated)
         .start()
-        .await
-        .unwrap();
+        .await;
     for number in 0..12 {
         let wrong = [("authorization", "Bearer wrong")];
         let reply = cluster.client.post("/v1/completions", &wrong, "{}").await.unwrap();
@@ -234,8 +230,7 @@ async fn repeated_wrong_keys_are_slowed_down_and_right_ones_are_not() {
         })
         .sim(Dialect::Vllm, Role::Aggregated)
         .start()
-        .await
-        .unwrap();
+        .await;
     let wrong = [("authorization", "Bearer wrong")];
     for number in 0..10 {
         let reply = match number % 3 {

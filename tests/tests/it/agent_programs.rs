@@ -32,7 +32,6 @@ async fn cluster(slots: &str) -> TestCluster {
         .sim_with(engine(), "")
         .start()
         .await
-        .unwrap()
 }
 
 /// Sends a request of a session. Returns the worker that served it.

@@ -26,13 +26,12 @@ async fn bench(pause: Duration) -> (TestCluster, RawEngine) {
         }
         vec![Act::Send(answer)]
     })
-    .await
-    .unwrap();
+    .await;
     let cluster = TestClusterBuilder::new().config(|config| {
         config.workers.push(engine.worker("id=1,role=aggregated,engine=openai"));
         (config.limits.body_bytes_in_flight, config.server.max_body_bytes) = (LIMIT, 1_000_000);
     });
-    (cluster.start().await.unwrap(), engine)
+    (cluster.start().await, engine)
 }
 
 async fn ask(cluster: &TestCluster, input: &str) -> Reply {

@@ -21,7 +21,6 @@ async fn cluster(auth: Auth) -> TestCluster {
         .sim_with(SimConfig::instant(Dialect::Vllm, EngineRole::Aggregated), "")
         .start()
         .await
-        .unwrap()
 }
 
 pub(crate) async fn ask(cluster: &TestCluster, headers: &[(&str, &str)]) -> (u16, String) {
@@ -52,7 +51,6 @@ async fn with_key_dir(dir: &Path) -> TestCluster {
         .sim(Dialect::Vllm, EngineRole::Aggregated)
         .start()
         .await
-        .unwrap()
 }
 
 #[tokio::test]
@@ -300,8 +298,7 @@ async fn k1_a_changed_key_file_is_noticed() {
         .reread(Some(config), read)
         .sim(Dialect::Vllm, EngineRole::Aggregated)
         .start()
-        .await
-        .unwrap();
+        .await;
     assert_eq!(with_key(&cluster, "first").await, ok());
     assert_eq!(with_key(&cluster, "third").await, ok());
     let becomes = async |key: &str, status: u16| {
@@ -353,8 +350,7 @@ async fn k3_a_viewer_reads_and_an_operator_changes() {
         })
         .sim(Dialect::Vllm, EngineRole::Aggregated)
         .start()
-        .await
-        .unwrap();
+        .await;
     let status = async |method: &str, path: &str, token: Option<&str>| {
         let token = token.map(|token| format!("Bearer {token}"));
         let headers: Vec<_> = token.iter().map(|token| ("authorization", token.as_str())).collect();

@@ -75,7 +75,7 @@ async fn gateway(prefill: &RawEngine, decode: &RawEngine, request_timeout: Optio
             config.workers.push(engine.worker(&format!("role={role},engine=vllm")));
         }
     });
-    builder.start().await.unwrap()
+    builder.start().await
 }
 
 #[tokio::test]
@@ -84,8 +84,8 @@ async fn e1_a_prefill_that_has_begun_to_answer_is_not_closed() {
     let whole = json_answer(&answer);
     let (begin, rest) = whole.split_at(whole.len() / 2);
     let acts = vec![Act::Send(begin.to_vec()), Act::Pause(400 * MS), Act::Send(rest.to_vec())];
-    let prefill = RawEngine::serving(move |_| acts.clone()).await.unwrap();
-    let decode = RawEngine::serving(move |_| vec![Act::Send(json_answer(&answer))]).await.unwrap();
+    let prefill = RawEngine::serving(move |_| acts.clone()).await;
+    let decode = RawEngine::serving(move |_| vec![Act::Send(json_answer(&answer))]).await;
     let cluster = gateway(&prefill, &decode, None).await;
     let client = send(cluster.gateway.address, request("tiny", "a")).await.unwrap();
     cluster.until("prefill runs", |_| prefill.requests().len() == 1).await.unwrap();
@@ -102,8 +102,8 @@ async fn e4_a_prefill_that_has_begun_to_answer_at_the_deadline_is_not_closed() {
     let whole = json_answer(&answer);
     let (begin, rest) = whole.split_at(whole.len() / 2);
     let acts = vec![Act::Send(begin.to_vec()), Act::Pause(2_000 * MS), Act::Send(rest.to_vec())];
-    let prefill = RawEngine::serving(move |_| acts.clone()).await.unwrap();
-    let decode = RawEngine::serving(move |_| vec![Act::Send(json_answer(&answer))]).await.unwrap();
+    let prefill = RawEngine::serving(move |_| acts.clone()).await;
+    let decode = RawEngine::serving(move |_| vec![Act::Send(json_answer(&answer))]).await;
     let cluster = gateway(&prefill, &decode, Some(1_000 * MS)).await;
     let body = json!({ "model": "tiny", "prompt": "which way?", "max_tokens": 9 }).to_string();
     let reply = cluster.client.post(COMPLETIONS, &[], body).await.unwrap();
@@ -127,7 +127,7 @@ async fn e1_a_handoff_that_arrived_before_its_client_left_is_consumed() {
     let late = json_answer(&answer);
     let prefill = RawEngine::serving(move |_| vec![Act::Pause(400 * MS), Act::Send(late.clone())]);
     let decode = RawEngine::serving(move |_| vec![Act::Send(json_answer(&answer))]);
-    let (prefill, decode) = (prefill.await.unwrap(), decode.await.unwrap());
+    let (prefill, decode) = (prefill.await, decode.await);
     let cluster = gateway(&prefill, &decode, None).await;
     let address = cluster.gateway.address;
     for round in 1..=4 {

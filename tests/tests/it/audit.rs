@@ -21,8 +21,7 @@ async fn every_change_is_in_the_audit_log_with_who_and_what_and_is_counted() {
         })
         .sim(Dialect::Vllm, Role::Aggregated)
         .start()
-        .await
-        .unwrap();
+        .await;
     let token = [("authorization", "Bearer s3cret")];
     let viewer = [("authorization", "Bearer reads")];
     cluster.admin.post("/policies/reload", &token, "").await.unwrap();

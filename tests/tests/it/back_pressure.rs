@@ -37,7 +37,7 @@ fn seen(reply: &Reply) -> (u16, Option<&str>) {
 async fn two(change: impl FnOnce(&mut Config)) -> TestCluster {
     let builder = TestClusterBuilder::new().config(change);
     let builder = builder.sim(Dialect::Vllm, Role::Aggregated).sim(Dialect::Vllm, Role::Aggregated);
-    builder.start().await.unwrap()
+    builder.start().await
 }
 
 async fn workers(cluster: &TestCluster) -> Vec<Value> {
@@ -109,16 +109,14 @@ async fn i13_a_late_refusal_of_what_was_sent_before_the_pause_changes_nothing() 
         line if line.starts_with("POST") => refuse(request),
         _ => vec![Act::Send(json_answer("{}"))],
     })
-    .await
-    .unwrap();
+    .await;
     let cluster = TestClusterBuilder::new()
         .config(|config| {
             config.routing.retries = 0;
             config.workers.push(engine.worker("id=1,role=aggregated,engine=openai"));
         })
         .start()
-        .await
-        .unwrap();
+        .await;
     let worker = cluster.gateway.state().registry.snapshot().get(WorkerId(1)).unwrap().clone();
     let ask = async |mark: &str| {
         let body = json!({"model": "tiny", "messages": [{"role": "user", "content": mark}]}).to_string();
@@ -242,7 +240,7 @@ async fn i13_rare_refusals_refuse_no_requests() {
         let two_each = roles.iter().chain(&roles);
         let builder = TestClusterBuilder::new();
         let builder = two_each.fold(builder, |builder, role| builder.sim(Dialect::Vllm, *role));
-        let cluster = builder.start().await.unwrap();
+        let cluster = builder.start().await;
         for (status, sim) in [503, 429].into_iter().cycle().zip(&cluster.sims) {
             let fault = Fault::always(FaultKind::Status { status, retry_after: None });
             sim.set_faults(vec![Fault { share: 0.02, ..fault }]);
@@ -279,8 +277,7 @@ async fn i13_a_worker_that_is_tried_in_its_pause_gets_no_more_than_its_limit() {
             ",max_concurrency=2",
         )
         .start()
-        .await
-        .unwrap();
+        .await;
     let fault = Fault::always(FaultKind::Status { status: 503, retry_after: None });
     cluster.sims[0].set_faults(vec![Fault { share: 0.1, ..fault }]);
     let most = std::sync::Arc::new(std::sync::atomic::AtomicU64::new(0));
@@ -368,12 +365,7 @@ async fn i13_a_handoff_that_all_decode_workers_refuse_is_refused_with_their_time
 
 #[tokio::test]
 async fn i13_a_refused_handoff_is_consumed_when_the_engine_takes_requests_again() {
-    let cluster = TestClusterBuilder::new()
-        .sim(Dialect::Vllm, Role::Prefill)
-        .sim(Dialect::Vllm, Role::Decode)
-        .start()
-        .await
-        .unwrap();
+    let cluster = TestClusterBuilder::new().pair(Dialect::Vllm).start().await;
     let refuses = Fault::always(FaultKind::Status { status: 503, retry_after: Some(8) });
     let refuses = Fault { leg: Some(FaultLeg::Decode), times: Some(1), ..refuses };
     cluster.sims[1].set_faults(vec![refuses]);
@@ -396,8 +388,7 @@ async fn e6_a_refused_handoff_of_a_client_that_left_is_offered_again() {
         .sim_with(slow, ",handoff_lease_s=12")
         .sim(Dialect::Vllm, Role::Decode)
         .start()
-        .await
-        .unwrap();
+        .await;
     // Later than a quarter of the lease.
     let refuses = Fault::always(FaultKind::Status { status: 503, retry_after: Some(4) });
     cluster.sims[1].set_faults(vec![Fault { leg: Some(FaultLeg::Decode), times: Some(1), ..refuses }]);
@@ -445,8 +436,7 @@ async fn i13_a_request_that_finds_only_paused_workers_waits_in_the_queue() {
         .config(|config| config.queue.limit = 10)
         .sim(Dialect::Vllm, Role::Aggregated)
         .start()
-        .await
-        .unwrap();
+        .await;
     cluster.sims[0].set_faults(vec![Fault { times: Some(1), ..refuses(503, Some(1)).remove(0) }]);
     let refused = ask(&cluster, false).await;
     assert_eq!(seen(&refused), (503, Some("1")), "{refused:?}");
@@ -465,7 +455,7 @@ async fn share_at_twice_the_rate(change: impl FnOnce(&mut Config)) -> f64 {
         itl: Duration::from_millis(66),
         ..SimConfig::instant(Dialect::Vllm, Role::Aggregated)
     };
-    let cluster = TestClusterBuilder::new().config(change).sim_with(engine, "").start().await.unwrap();
+    let cluster = TestClusterBuilder::new().config(change).sim_with(engine, "").start().await;
     let mut clients = tokio::task::JoinSet::new();
     for turn in 0..REQUESTS {
         let client = cluster.client.clone();
@@ -496,7 +486,7 @@ async fn i13_after_a_pause_a_request_waits_for_a_place_with_a_queue_and_asks_the
             ..SimConfig::instant(Dialect::Vllm, Role::Aggregated)
         };
         let builder = TestClusterBuilder::new().config(|config| config.queue.limit = queue);
-        let cluster = builder.sim_with(engine, "").start().await.unwrap();
+        let cluster = builder.sim_with(engine, "").start().await;
         let mut held = Vec::new();
         for turn in 0..4 {
             let body = chat(true).replace("too many", &format!("{turn} too many"));

@@ -48,8 +48,7 @@ async fn h2_pages_of_one_token_and_blocks_of_sixteen_predict_what_each_engine_re
         .sim_with(engine(Dialect::Vllm, Role::Aggregated, 32), "")
         .sim_with(engine(Dialect::Sglang, Role::Aggregated, 8), "")
         .start()
-        .await
-        .unwrap();
+        .await;
     cluster.kv_events_live().await.unwrap();
     let mut hits = 0;
     for turn in [41, 100, 133, 208, 333] {
@@ -79,8 +78,7 @@ async fn h2_a_prompt_goes_to_the_engine_that_has_it_whatever_its_block_size() {
         .sim_with(engine(Dialect::Vllm, Role::Aggregated, 16), "")
         .sim_with(engine(Dialect::Sglang, Role::Aggregated, 1), "")
         .start()
-        .await
-        .unwrap();
+        .await;
     cluster.kv_events_live().await.unwrap();
     for (talk, worker) in [(0, 2), (1, 1), (2, 2), (3, 1)] {
         ask(&cluster, &prompt(talk, 200), Some(worker)).await;
@@ -101,8 +99,7 @@ async fn h2_prefill_and_decode_pairs_of_both_block_sizes_serve_side_by_side() {
         .sim_with(engine(Dialect::Sglang, Role::Prefill, 1), "")
         .sim_with(engine(Dialect::Sglang, Role::Decode, 1), "")
         .start()
-        .await
-        .unwrap();
+        .await;
     cluster.kv_events_live().await.unwrap();
     for (worker, cached) in [(1, 0), (3, 0), (1, 144), (3, 144)] {
         let before = cluster.sims[worker - 1].state().prefix_hits;

@@ -79,7 +79,6 @@ async fn prefill_engine() -> RawEngine {
         serves(MODELS, request).unwrap_or_else(|| vec![Act::Send(completion("length", &handoff))])
     })
     .await
-    .unwrap()
 }
 
 async fn decode_engine(id: u64, ports: Vec<u16>, failure: Failure, breaks: Breaks) -> RawEngine {
@@ -104,7 +103,6 @@ async fn decode_engine(id: u64, ports: Vec<u16>, failure: Failure, breaks: Break
         }
     })
     .await
-    .unwrap()
 }
 
 /// Starts a fleet in which the workers of each leg are chosen in the order of their ids.
@@ -143,7 +141,7 @@ async fn fleet_with(
         }
         change(config);
     });
-    let cluster = builder.start().await.unwrap();
+    let cluster = builder.start().await;
     let [prefill, decode] = fleet;
     Fleet { prefill, decode, cluster }
 }

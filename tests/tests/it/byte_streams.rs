@@ -23,11 +23,11 @@ async fn cluster(engines: &[&RawEngine], retries: u32) -> TestCluster {
         config.timeouts.event_idle_max = 3 * PAUSE;
         config.timeouts.stream_comment = PAUSE / 4;
     });
-    builder.start().await.unwrap()
+    builder.start().await
 }
 
 async fn engine(acts: Vec<Act>) -> RawEngine {
-    RawEngine::serving(move |_: &RawRequest| acts.clone()).await.unwrap()
+    RawEngine::serving(move |_: &RawRequest| acts.clone()).await
 }
 
 /// Sends a request and returns the text up to `mark`, the time until it came, and all of the text.

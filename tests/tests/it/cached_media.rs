@@ -36,7 +36,7 @@ async fn engine(role: &'static str) -> (RawEngine, Media) {
         }
         vec![Act::Send(answer(if role == "prefill" { PREFILLED } else { ANSWER }))]
     };
-    (RawEngine::serving(script).await.unwrap(), media)
+    (RawEngine::serving(script).await, media)
 }
 
 struct Bench {
@@ -63,7 +63,7 @@ async fn bench_of(name: &str, roles: &[&'static str], change: impl FnOnce(&mut C
         config.routing.session_affinity = Duration::from_secs(60);
         change(config);
     });
-    Bench { cluster: builder.start().await.unwrap(), engines }
+    Bench { cluster: builder.start().await, engines }
 }
 
 /// Asks about an image, which is sent or only named. Returns the status and the text of the answer.

@@ -23,7 +23,6 @@ async fn engine(answer: impl Fn(&RawRequest) -> Value + Send + Sync + 'static) -
         vec![Act::Send(if is_stream { stream() } else { json_answer(&whole.to_string()) })]
     })
     .await
-    .unwrap()
 }
 
 fn completion(parameters: &Value, details: &Value) -> Value {
@@ -79,7 +78,7 @@ async fn told_with(kind: &str, path: &str, stream: bool, (handed_over, counted):
             config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
         }
     });
-    let cluster = builder.start().await.unwrap();
+    let cluster = builder.start().await;
     let body = json!({ "model": "tiny", "prompt": "which way?", "max_tokens": 9, "stream": stream,
         "messages": [{ "role": "user", "content": "which way?" }], "stream_options": stream.then(|| json!({ "include_usage": true })) });
     let reply = cluster.client.post(path, &[], body.to_string()).await.unwrap();

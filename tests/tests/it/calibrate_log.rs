@@ -37,7 +37,7 @@ async fn served(roles: &[Role], prompts: Prompts, directory: &Path) -> Calibrati
     for role in roles {
         builder = builder.sim_with(engine(*role), "");
     }
-    let cluster = Arc::new(builder.start().await.unwrap());
+    let cluster = Arc::new(builder.start().await);
     let mut random = Random(1);
     let mut tasks = tokio::task::JoinSet::new();
     for _ in 0..REQUESTS {

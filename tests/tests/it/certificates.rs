@@ -49,8 +49,7 @@ impl Site {
             })
             .sim_with(SimConfig::instant(Dialect::Vllm, EngineRole::Aggregated), "")
             .start()
-            .await
-            .unwrap();
+            .await;
         Self { authority, cluster, _files: files }
     }
 

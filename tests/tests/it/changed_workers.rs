@@ -8,7 +8,6 @@ use std::{
     time::Duration,
 };
 
-use pointsman_gateway::config::{DiscoveryFile, DiscoveryFileFormat};
 use pointsman_sim::{Dialect, Role, Sim, SimConfig};
 use pointsman_tests::{
     Act, CHAT, RawEngine, RawRequest, Stream, TestCluster, TestClusterBuilder,
@@ -46,7 +45,7 @@ async fn engine() -> (RawEngine, Arc<Mood>) {
         }
         _ => vec![Act::Send(json_answer(WHOLE))],
     };
-    (RawEngine::start(script).await.unwrap(), mood)
+    (RawEngine::start(script).await, mood)
 }
 
 async fn cluster() -> TestCluster {
@@ -54,7 +53,7 @@ async fn cluster() -> TestCluster {
         config.probe.interval = Duration::from_millis(20);
         config.probe.load_interval = Duration::ZERO;
     });
-    builder.start().await.unwrap()
+    builder.start().await
 }
 
 /// Describes worker 7 at `engine`, with other keys.
@@ -121,15 +120,7 @@ async fn p12_a_fleet_whose_labels_change_serves_on_while_its_engines_answer_no_q
         std::fs::write(&path, json!({ "workers": workers.collect::<Vec<_>>() }).to_string()).unwrap();
     };
     write("a");
-    let file = DiscoveryFile {
-        name: "a".to_owned(),
-        path: path.clone(),
-        format: DiscoveryFileFormat::Workers,
-        interval: Duration::from_millis(20),
-        ..DiscoveryFile::default()
-    };
-    let builder = TestClusterBuilder::new().config(|config| config.discovery.files = vec![file]);
-    let cluster = builder.start().await.unwrap();
+    let cluster = TestClusterBuilder::new().worker_file(&path).start().await;
     let all = async || {
         let list = cluster.admin.get("/workers").await.unwrap().json().unwrap();
         list["workers"].as_array().unwrap().clone()

@@ -15,7 +15,7 @@ const BODY: &str = r#"{"model":"tiny","max_tokens":2,"messages":[{"role":"user",
 
 pub(crate) async fn cluster(change: impl FnOnce(&mut Config)) -> TestCluster {
     let builder = TestClusterBuilder::new().config(change).sim(Dialect::Vllm, Role::Aggregated);
-    builder.start().await.unwrap()
+    builder.start().await
 }
 
 fn head(fields: &str) -> String {

@@ -30,7 +30,7 @@ async fn cluster(timeout: Duration) -> TestCluster {
         let model = Model { tokenizer, tokenizer_timeout: timeout, ..Model::default() };
         config.models.insert("tiny".to_owned(), model);
     });
-    builder.start().await.unwrap()
+    builder.start().await
 }
 
 fn generations(cluster: &TestCluster) -> usize {

@@ -70,8 +70,7 @@ async fn e6_a_full_decode_pool_refuses_requests_before_their_prefill() {
                 .sim_with(slow(dialect, 20 * MS), "")
                 .sim_with(decode(dialect, 20 * MS), ",max_concurrency=2")
                 .start()
-                .await
-                .unwrap();
+                .await;
             let mut clients = JoinSet::new();
             for turn in 0..12 {
                 let client = cluster.client.clone();
@@ -100,8 +99,7 @@ async fn e6_requests_wait_in_the_queue_for_a_place_of_decode_before_their_prefil
             .sim_with(slow(Dialect::Vllm, 20 * MS), "")
             .sim_with(decode(Dialect::Vllm, 10 * MS), ",max_concurrency=2")
             .start()
-            .await
-            .unwrap();
+            .await;
         let mut clients = JoinSet::new();
         for turn in 0..16 {
             let client = cluster.client.clone();
@@ -124,8 +122,7 @@ async fn e6_a_decode_worker_that_does_not_exist_is_refused_before_prefill() {
                 .sim(dialect, Role::Decode)
                 .sim(dialect, Role::Decode)
                 .start()
-                .await
-                .unwrap();
+                .await;
             let unknown = ask(&cluster, &[("x-worker-instance-id", "99")], "a").await;
             assert_eq!(told(&unknown), (404, "worker_not_found".into()));
             let prefill = ask(&cluster, &[("x-worker-instance-id", "1")], "a").await;
@@ -152,8 +149,7 @@ async fn e6_only_prefill_workers_that_may_transfer_to_the_pinned_decode_worker_a
             .sim_with(decode(Dialect::Vllm, Duration::ZERO), ",topology.rack=r2")
             .sim_with(decode(Dialect::Vllm, Duration::ZERO), "")
             .start()
-            .await
-            .unwrap();
+            .await;
         for turn in 0..12 {
             let pin = [("x-worker-instance-id", if turn % 2 == 0 { "3" } else { "4" })];
             let reply = ask(&cluster, &pin, &format!("question{turn}")).await;
@@ -185,7 +181,7 @@ async fn in_prefill(
     for flag in decode_workers {
         builder = builder.sim_with(decode(Dialect::Vllm, Duration::ZERO), flag);
     }
-    let cluster = builder.start().await.unwrap();
+    let cluster = builder.start().await;
     let client = cluster.client.clone();
     let tasks = tokio_util::task::TaskTracker::new();
     let request =
@@ -242,8 +238,7 @@ async fn e6_busy_decode_workers_hold_a_handoff_up_for_a_quarter_of_its_lease() {
         .sim_with(slow(Dialect::Vllm, 1_000 * MS), ",handoff_lease_s=4")
         .sim_with(decode, "")
         .start()
-        .await
-        .unwrap();
+        .await;
     let long = |word: &str| body(word, &json!({"stream": true, "max_tokens": 400}));
     let ask = async |prefill: &str, word: &str| {
         let pin = [("x-prefill-instance-id", prefill)];
@@ -275,8 +270,7 @@ async fn e6_a_handoff_whose_prefill_engine_died_is_counted_with_an_error_of_its_
         .sim_with(slow(Dialect::Vllm, 6_000 * MS), ",handoff_lease_s=600")
         .sim_with(decode, "")
         .start()
-        .await
-        .unwrap();
+        .await;
     let pinned = |prefill: &'static str| [("x-prefill-instance-id", prefill)];
     let client = cluster.client.clone();
     let long = body("question1", &json!({"max_tokens": 900, "stream": true}));
@@ -355,12 +349,10 @@ async fn e5_a_decode_engine_that_has_too_much_to_do_leaves_the_handoff_to_anothe
     for status in [503, 429] {
         let cluster = TestClusterBuilder::new()
             .config(|config| config.routing.retries = 0)
-            .sim(Dialect::Vllm, Role::Prefill)
-            .sim(Dialect::Vllm, Role::Decode)
+            .pair(Dialect::Vllm)
             .sim(Dialect::Vllm, Role::Decode)
             .start()
-            .await
-            .unwrap();
+            .await;
         let busy = Fault::always(FaultKind::Status { status, retry_after: None });
         cluster.sims[1].set_faults(vec![busy]);
         for turn in 0..6 {
@@ -394,8 +386,7 @@ async fn e4_a_stream_ends_at_its_deadline_although_its_decode_leg_goes_on() {
         .sim_with(slow(Dialect::Vllm, Duration::ZERO), ",handoff_lease_s=5")
         .sim(Dialect::Vllm, Role::Decode)
         .start()
-        .await
-        .unwrap();
+        .await;
     cluster.sims[1].set_faults(vec![Fault::always(FaultKind::HangAfterHeaders)]);
     let started = Instant::now();
     let body = body("a", &json!({"stream": true}));
@@ -416,8 +407,7 @@ async fn e4_the_deadline_closes_a_prefill_that_may_be_cancelled() {
         .sim_with(slow(Dialect::Vllm, 20_000 * MS), ",prefill_cancellable=true")
         .sim(Dialect::Vllm, Role::Decode)
         .start()
-        .await
-        .unwrap();
+        .await;
     let started = Instant::now();
     assert_eq!(told(&ask(&cluster, &[], "a").await), (504, "deadline".into()));
     nothing_is_left(&cluster).await;
@@ -431,8 +421,7 @@ async fn e6_a_client_that_leaves_while_decode_is_full_holds_no_place() {
         .sim_with(slow(Dialect::Vllm, 200 * MS), "")
         .sim_with(decode(Dialect::Vllm, Duration::ZERO), ",max_concurrency=1")
         .start()
-        .await
-        .unwrap();
+        .await;
     let worker = cluster.gateway.state().registry.snapshot().get(WorkerId(2)).unwrap().clone();
     let client = cluster.client.clone();
     let tasks = tokio_util::task::TaskTracker::new();
@@ -460,8 +449,7 @@ async fn e6_a_prefill_worker_is_not_idle_while_decode_has_to_pull_its_blocks() {
             .sim_with(pulls(slow(dialect, 300 * MS)), "")
             .sim_with(pulls(decode(dialect, 100 * MS)), "")
             .start()
-            .await
-            .unwrap();
+            .await;
         for leaves in [false, true] {
             let (client, tasks) = (cluster.client.clone(), tokio_util::task::TaskTracker::new());
             let body = body(if leaves { "b" } else { "a" }, &json!({ "max_tokens": 100, "stream": true }));
@@ -504,8 +492,7 @@ async fn e6_an_open_handoff_ends_with_the_request_that_lost_it() {
         .sim_with(slow(Dialect::Vllm, Duration::ZERO), "")
         .sim_with(SimConfig { transfer_per_token: 1_000 * MS, ..decode(Dialect::Vllm, Duration::ZERO) }, "")
         .start()
-        .await
-        .unwrap();
+        .await;
     let (client, tasks) = (cluster.client.clone(), tokio_util::task::TaskTracker::new());
     let request =
         tasks.spawn(async move { client.post(COMPLETIONS, &[], body("a", &json!({}))).await.unwrap() });

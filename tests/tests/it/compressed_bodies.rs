@@ -150,7 +150,7 @@ async fn r1_a_compressed_body_goes_on_decoded() {
     let builder = TestClusterBuilder::new()
         .config(|config| config.ext_proc.listen = Some("127.0.0.1:0".parse().unwrap()))
         .sim(Dialect::Vllm, Role::Aggregated);
-    let cluster = builder.start().await.unwrap();
+    let cluster = builder.start().await;
     let picker = PickerClient::connect(cluster.gateway.ext_proc.unwrap()).await.unwrap();
     let mut carried = picker.open().await.unwrap();
     carried.head("POST", CHAT, &[("content-encoding", "gzip")], false).unwrap();

@@ -121,8 +121,7 @@ async fn no_event_of_an_engine_wakes_another_data_thread() {
             config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
         })
         .start()
-        .await
-        .unwrap();
+        .await;
     let gateway = cluster.gateway.address;
     // Raw connections, so that the port of each client is known.
     let mut clients = Vec::new();
@@ -182,8 +181,7 @@ async fn a_data_thread_uses_no_connection_of_another() {
             config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
         })
         .start()
-        .await
-        .unwrap();
+        .await;
     // One request at a time: a pool for all threads would serve them all over one connection.
     for _ in 0..CLIENTS {
         let client = Client::new(cluster.gateway.address);

@@ -18,7 +18,6 @@ async fn cluster(lengths: [u32; 2]) -> TestCluster {
         .config(|config| config.policies.slots = toml::from_str(cost).unwrap())
         .start()
         .await
-        .unwrap()
 }
 
 async fn ask(cluster: &TestCluster, prompt: Value, max_tokens: u32) -> Reply {

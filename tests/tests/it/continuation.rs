@@ -74,7 +74,7 @@ pub(crate) async fn cluster(
     let builder = roles
         .iter()
         .fold(TestClusterBuilder::new().config(change), |builder, role| builder.sim_with(sim(*role), ""));
-    builder.start().await.unwrap()
+    builder.start().await
 }
 
 pub(crate) const AGGREGATED: &[Role] = &[Role::Aggregated, Role::Aggregated];
@@ -190,7 +190,7 @@ async fn i3_the_silence_of_an_engine_of_a_pair_is_noticed_without_comments() {
     };
     let builder = TestClusterBuilder::new().config(change);
     let cluster = PAIRS.iter().fold(builder, |builder, role| builder.sim_with(sim(*role), ""));
-    let cluster = cluster.start().await.unwrap();
+    let cluster = cluster.start().await;
     let undisturbed = normal(&stream(&cluster, CHAT, json!({})).await);
     for after_tokens in [1, 6] {
         for place in answering(&cluster) {
@@ -424,7 +424,7 @@ async fn raw(events: Vec<u8>) -> RawEngine {
             if request.body.contains("continue_final_message") { &events[..] } else { own.as_bytes() };
         vec![Act::Send([stream_head(), chunk(events), chunk(b"")].concat())]
     };
-    RawEngine::start(script).await.unwrap()
+    RawEngine::start(script).await
 }
 
 fn raw_chunk(model: &str, delta: &str) -> String {
@@ -453,8 +453,7 @@ async fn i14_a_rest_that_does_not_fit_ends_the_stream_with_one_valid_error() {
             .config(|config| config.workers.push(engine.worker("id=9,role=aggregated,engine=vllm")))
             .sim(Dialect::Vllm, Role::Aggregated)
             .start()
-            .await
-            .unwrap();
+            .await;
         cluster.sims[0].set_faults(vec![Fault::always(FaultKind::Cut { after_tokens: 4 })]);
         let mut seen = None;
         for turn in 0..40 {

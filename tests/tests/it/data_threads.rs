@@ -66,7 +66,7 @@ async fn several_data_threads_share_the_requests_and_lose_none() {
     for role in [Role::Prefill, Role::Prefill, Role::Decode, Role::Decode] {
         builder = builder.sim(Dialect::Vllm, role);
     }
-    let cluster = builder.start().await.unwrap();
+    let cluster = builder.start().await;
     // They start when the workers were asked (N10.1).
     cluster.until("the threads run", |_| data_threads().len() == THREADS).await.unwrap();
     let before = data_threads();

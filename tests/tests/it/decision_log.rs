@@ -44,7 +44,6 @@ async fn cluster(change: impl FnOnce(&mut Config)) -> TestCluster {
         .sim_with(engine(), "")
         .start()
         .await
-        .unwrap()
 }
 
 /// Streams a completion of token ids to its end.

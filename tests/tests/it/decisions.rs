@@ -49,7 +49,7 @@ async fn fleet(change: impl FnOnce(&mut Config)) -> TestCluster {
     for role in [Role::Prefill, Role::Prefill, Role::Prefill, Role::Decode, Role::Decode] {
         builder = builder.sim(Dialect::Vllm, role);
     }
-    builder.start().await.unwrap()
+    builder.start().await
 }
 
 fn loaded(bytes: &[u8], settings: &str) -> (LoadedPolicy, Access) {
@@ -194,8 +194,7 @@ async fn the_outcome_of_failures_of_retries_and_of_clients_that_leave_is_recorde
         .sim_with(slow(Role::Aggregated), "")
         .sim_with(slow(Role::Aggregated), "")
         .start()
-        .await
-        .unwrap();
+        .await;
     let fault = |status| Fault::always(FaultKind::Status { status, retry_after: None });
     cluster.sims[0].set_faults(vec![Fault { times: Some(1), ..fault(500) }]);
     cluster.sims[1].set_faults(vec![Fault { times: Some(1), ..fault(500) }]);
@@ -379,8 +378,7 @@ async fn cluster_of_two(settings: &str, policy: &[u8], name: &'static str) -> Te
         .sim(Dialect::Vllm, Role::Aggregated)
         .sim(Dialect::Vllm, Role::Aggregated)
         .start()
-        .await
-        .unwrap();
+        .await;
     cluster.drop_policy("aggregated.wasm", policy).unwrap();
     let serves =
         move |cluster: &TestCluster| cluster.gateway.state().policies.status().slots[2].policy == name;

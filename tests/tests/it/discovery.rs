@@ -63,15 +63,7 @@ async fn p5_a_file_feeds_the_fleet_and_keeps_it_when_it_breaks() {
     let (one, two) = (sim().await, sim().await);
     let write = |workers: &[Value]| std::fs::write(&path, json!({ "workers": workers }).to_string()).unwrap();
     write(&[worker(&one)]);
-    let file = DiscoveryFile {
-        name: "a".to_owned(),
-        path: path.clone(),
-        format: DiscoveryFileFormat::Workers,
-        interval: Duration::from_millis(20),
-        ..DiscoveryFile::default()
-    };
-    let builder = TestClusterBuilder::new().config(|config| config.discovery.files = vec![file]);
-    let cluster = builder.start().await.unwrap();
+    let cluster = TestClusterBuilder::new().worker_file(&path).start().await;
     until(&cluster, "the first worker is eligible", eligible).await;
     assert_eq!(workers(&cluster).await[0]["source"], "file:a");
     assert_eq!(status_of_chat(&cluster).await, 200);
@@ -103,7 +95,7 @@ async fn p5_a_file_feeds_the_fleet_and_keeps_it_when_it_breaks() {
 #[tokio::test]
 async fn p6_a_worker_registers_itself_renews_and_leaves() {
     let engine = sim().await;
-    let cluster = TestClusterBuilder::new().start().await.unwrap();
+    let cluster = TestClusterBuilder::new().start().await;
     let put = async |path: &str, body: String| cluster.admin.put(path, &[], body).await.unwrap();
     assert_eq!(put("/workers/7", String::new()).await.status, 404);
     // P6.1
@@ -137,8 +129,7 @@ async fn p6_a_worker_registers_itself_renews_and_leaves() {
 #[tokio::test]
 async fn p6_a_lease_needs_the_role_of_an_operator() {
     let builder = TestClusterBuilder::new();
-    let cluster =
-        builder.config(|config| config.server.admin_token = Some("t".into())).start().await.unwrap();
+    let cluster = builder.config(|config| config.server.admin_token = Some("t".into())).start().await;
     let put = async |headers: &[(&str, &str)]| {
         let body = json!({ "url": "http://127.0.0.1:9", "role": "decode", "engine": "vllm" }).to_string();
         cluster.admin.put("/workers/7", headers, body).await.unwrap().status.as_u16()
@@ -161,8 +152,8 @@ async fn p10_a_discovered_worker_is_not_eligible_before_its_engine_was_asked() {
             _ => vec![Act::Send(status("404 Not Found", "{}"))],
         }
     };
-    let engine = RawEngine::start(script).await.unwrap();
-    let cluster = TestClusterBuilder::new().start().await.unwrap();
+    let engine = RawEngine::start(script).await;
+    let cluster = TestClusterBuilder::new().start().await;
     // The source tells everything, and the engine is healthy.
     let body = json!({
         "url": format!("http://{}", engine.address), "role": "aggregated", "engine": "openai",
@@ -186,7 +177,7 @@ async fn p10_a_discovered_worker_is_not_eligible_before_its_engine_was_asked() {
 #[tokio::test]
 async fn p10_a_discovered_worker_that_its_engine_contradicts_is_refused_with_both_values() {
     let engine = sim().await;
-    let cluster = TestClusterBuilder::new().start().await.unwrap();
+    let cluster = TestClusterBuilder::new().start().await;
     let cases = [
         (json!({ "models": ["other"] }), "model", "other", "tiny"),
         (json!({ "engine": "sglang" }), "engine", "sglang", "vllm"),
@@ -235,8 +226,7 @@ async fn p10_engines_of_a_source_without_urls_may_have_tls() {
             config.upstream.tls.ca_file = Some(files.path("ca.pem"));
         })
         .start()
-        .await
-        .unwrap();
+        .await;
     // P10.4
     until(&cluster, "it is eligible", eligible).await;
     assert_eq!(status_of_chat(&cluster).await, 200);

@@ -38,7 +38,6 @@ async fn cluster(drain: Duration) -> TestCluster {
         .sim(Dialect::Vllm, Role::Aggregated)
         .start()
         .await
-        .unwrap()
 }
 
 #[tokio::test]
@@ -157,7 +156,7 @@ async fn an_upload_that_does_not_end_holds_the_drain_no_longer_than_its_limit() 
 
 #[tokio::test]
 async fn a_gateway_that_is_dropped_stops_to_listen() {
-    let cluster = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await.unwrap();
+    let cluster = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await;
     let (clients, operators) = (cluster.gateway.address, cluster.gateway.admin);
     drop(cluster);
     for address in [clients, operators] {
@@ -210,8 +209,7 @@ async fn i7_requests_that_outlast_the_drain_end_with_an_error_and_a_record() {
             ",max_concurrency=3",
         )
         .start()
-        .await
-        .unwrap();
+        .await;
     let address = cluster.gateway.address;
     let post = |tokens| {
         let answer = async move { Client::new(address).post(CHAT, &[], long_chat(false, tokens)).await };
@@ -256,8 +254,7 @@ async fn i7_a_client_that_does_not_read_ends_with_the_drain_and_is_recorded() {
             config.workers.push(WorkerSpec::parse_flag(&fountain.flag()).unwrap());
         })
         .start()
-        .await
-        .unwrap();
+        .await;
     let mut client = TcpStream::connect(cluster.gateway.address).await.unwrap();
     let body = long_chat(true, 5_000);
     let head = format!("POST {CHAT} HTTP/1.1\r\nhost: gateway\r\ncontent-length: {}\r\n\r\n", body.len());

@@ -24,14 +24,14 @@ struct Bench {
 async fn bench() -> Bench {
     let acts = Arc::new(Mutex::new(Vec::new()));
     let told = acts.clone();
-    let odd = RawEngine::serving(move |_| told.lock().clone()).await.unwrap();
+    let odd = RawEngine::serving(move |_| told.lock().clone()).await;
     let good = RawEngine::serving(|request: &RawRequest| {
         let events = format!("{ROLE}{}{DONE}", ROLE.replace("\"content\":\"\"", "\"content\":\"good\""));
         let stream = [stream_head(), chunk(events.as_bytes()), b"0\r\n\r\n".to_vec()].concat();
         vec![Act::Send(if request.body.contains("\"stream\":true") { stream } else { json(ANSWER) })]
     });
-    let engines = [odd, good.await.unwrap()];
-    let cluster = TestClusterBuilder::new().in_turn(&engines).start().await.unwrap();
+    let engines = [odd, good.await];
+    let cluster = TestClusterBuilder::new().in_turn(&engines).start().await;
     Bench { engines, cluster, acts }
 }
 
@@ -157,8 +157,8 @@ async fn i3_a_stream_that_begins_with_bytes_that_are_not_an_event_is_tried_elsew
 #[tokio::test]
 async fn i3_bytes_that_are_not_an_event_have_a_status_where_no_other_worker_is_left() {
     let events = events("data: <h1>502 Bad Gateway</h1>\n\n");
-    let engines = [RawEngine::serving(move |_| events.clone()).await.unwrap()];
-    let cluster = TestClusterBuilder::new().in_turn(&engines).start().await.unwrap();
+    let engines = [RawEngine::serving(move |_| events.clone()).await];
+    let cluster = TestClusterBuilder::new().in_turn(&engines).start().await;
     let body = json!({"model": "tiny", "stream": true, "messages": [{"role": "user", "content": "hello"}]});
     let reply = cluster.client.post(CHAT, &[], body.to_string()).await.unwrap();
     // I3.25
@@ -205,13 +205,12 @@ async fn announcing(path: &'static str, comment: Duration) -> Bench {
         let events = announced(path).concat() + &answer_events(path);
         vec![Act::Send([stream_head(), chunk(events.as_bytes()), b"0\r\n\r\n".to_vec()].concat())]
     };
-    let engines = [odd.await.unwrap(), RawEngine::serving(good).await.unwrap()];
+    let engines = [odd.await, RawEngine::serving(good).await];
     let cluster = TestClusterBuilder::new()
         .in_turn(&engines)
         .config(|config| config.timeouts.stream_comment = comment)
         .start()
-        .await
-        .unwrap();
+        .await;
     Bench { engines, cluster, acts }
 }
 
@@ -284,8 +283,8 @@ async fn i3_a_response_in_the_background_is_announced_at_once() {
 async fn i3_a_decode_engine_of_sglang_that_answers_without_a_choice_has_failed() {
     let acts = Arc::new(Mutex::new(Vec::new()));
     let told = acts.clone();
-    let prefill = RawEngine::serving(|_| vec![Act::Send(json(ANSWER))]).await.unwrap();
-    let decode = RawEngine::serving(move |_| told.lock().clone()).await.unwrap();
+    let prefill = RawEngine::serving(|_| vec![Act::Send(json(ANSWER))]).await;
+    let decode = RawEngine::serving(move |_| told.lock().clone()).await;
     let cluster = TestClusterBuilder::new()
         .config(|config| {
             for (id, role, engine) in [(1, "prefill", &prefill), (2, "decode", &decode)] {
@@ -295,8 +294,7 @@ async fn i3_a_decode_engine_of_sglang_that_answers_without_a_choice_has_failed()
             }
         })
         .start()
-        .await
-        .unwrap();
+        .await;
     let stream = [events(DONE), late(&[DONE]), events(&format!("{ROLE}{DONE}")), late(&[ROLE])];
     let stream = stream.into_iter().map(|acts| (true, acts));
     for (stream, what) in stream.chain([(false, vec![Act::Send(json("{}"))])]) {

@@ -39,7 +39,7 @@ fn builder(workers: usize) -> TestClusterBuilder {
 }
 
 async fn started(builder: TestClusterBuilder) -> (TestCluster, PickerClient) {
-    let cluster = builder.start().await.unwrap();
+    let cluster = builder.start().await;
     let picker = PickerClient::connect(cluster.gateway.ext_proc.unwrap()).await.unwrap();
     (cluster, picker)
 }
@@ -61,7 +61,7 @@ async fn answer(carried: &mut Carried, body: &str) {
 }
 
 fn pair() -> TestClusterBuilder {
-    builder(0).sim(Dialect::Vllm, Role::Prefill).sim(Dialect::Vllm, Role::Decode)
+    builder(0).pair(Dialect::Vllm)
 }
 
 /// The engine of a worker said that it has too much to do.

@@ -79,7 +79,7 @@ fn recording(dialect: Dialect, role: Role) -> SimConfig {
 
 async fn aggregated() -> TestCluster {
     let sim = recording(Dialect::Vllm, Role::Aggregated);
-    TestClusterBuilder::new().sim_with(sim, "").start().await.unwrap()
+    TestClusterBuilder::new().sim_with(sim, "").start().await
 }
 
 async fn post(cluster: &TestCluster, path: &str, kind: &str, body: impl Into<String>) -> Reply {
@@ -96,8 +96,7 @@ async fn scripted(acts: Vec<Act>, change: impl FnOnce(&mut Config)) -> (RawEngin
             _ => acts.clone(),
         }
     })
-    .await
-    .unwrap();
+    .await;
     let cluster = TestClusterBuilder::new()
         .config(|config| {
             config.workers = vec![engine.worker("role=aggregated,engine=vllm,model=tiny")];
@@ -105,8 +104,7 @@ async fn scripted(acts: Vec<Act>, change: impl FnOnce(&mut Config)) -> (RawEngin
             change(config);
         })
         .start()
-        .await
-        .unwrap();
+        .await;
     (engine, cluster)
 }
 
@@ -140,7 +138,7 @@ async fn b12_every_endpoint_is_served_and_its_body_reaches_the_engine_unchanged(
 #[tokio::test]
 async fn b12_sglang_serves_the_same_endpoints_where_it_has_them() {
     let sim = recording(Dialect::Sglang, Role::Aggregated);
-    let cluster = TestClusterBuilder::new().sim_with(sim, "").start().await.unwrap();
+    let cluster = TestClusterBuilder::new().sim_with(sim, "").start().await;
     for (path, kind, body, _) in requests() {
         let reply = post(&cluster, path, kind, body).await;
         let absent = ["/v2/rerank", "/rerank", "/score", "/pooling", "/v1/images/generations"];
@@ -312,7 +310,7 @@ async fn b12_when_a_client_leaves_a_stream_of_messages_or_responses_the_engine_s
         record: 10,
         ..SimConfig::instant(Dialect::Vllm, Role::Aggregated)
     };
-    let cluster = TestClusterBuilder::new().sim_with(slow, "").start().await.unwrap();
+    let cluster = TestClusterBuilder::new().sim_with(slow, "").start().await;
     for path in ["/v1/messages", "/v1/responses"] {
         let mut body: Value = serde_json::from_str(&streamed(path)).unwrap();
         let cap = if path == "/v1/messages" { "max_tokens" } else { "max_output_tokens" };
@@ -334,8 +332,7 @@ async fn b12_messages_and_responses_run_on_a_vllm_pair() {
         .sim_with(recording(Dialect::Vllm, Role::Prefill), "")
         .sim_with(recording(Dialect::Vllm, Role::Decode), "")
         .start()
-        .await
-        .unwrap();
+        .await;
     let reply = post(&cluster, "/v1/messages", "application/json", requests()[1].2.clone()).await;
     assert_eq!(reply.status, StatusCode::OK, "{:?}", reply.body);
     let answer = reply.json().unwrap();
@@ -421,7 +418,7 @@ async fn i6_a_response_that_the_decode_worker_of_a_vllm_pair_stored_is_continued
     for role in [Role::Prefill, Role::Decode, Role::Decode, Role::Aggregated] {
         builder = builder.sim_with(recording(Dialect::Vllm, role), "");
     }
-    let cluster = builder.start().await.unwrap();
+    let cluster = builder.start().await;
     let respond = async |more: Value| {
         let mut body: Value = serde_json::from_str(&requests()[0].2).unwrap();
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -451,7 +448,7 @@ async fn i6_a_response_runs_on_one_worker_if_a_vllm_worker_of_the_pair_is_old() 
         let sim = SimConfig { version: Some(version.to_owned()), ..recording(Dialect::Vllm, role) };
         builder = builder.sim_with(sim, "");
     }
-    let cluster = builder.start().await.unwrap();
+    let cluster = builder.start().await;
     let reply = post(&cluster, "/v1/responses", "application/json", requests()[0].2.clone()).await;
     assert_eq!(reply.status, StatusCode::OK, "{reply:?}");
     // I6.14
@@ -466,7 +463,7 @@ async fn sglang_pair(versions: [&str; 2], overhead: Duration) -> TestCluster {
         let sim = SimConfig { version, overhead, ..recording(Dialect::Sglang, role) };
         builder = builder.sim_with(sim, "");
     }
-    builder.start().await.unwrap()
+    builder.start().await
 }
 
 #[tokio::test]
@@ -552,7 +549,7 @@ async fn i6_a_response_that_may_be_stored_runs_on_one_worker_where_there_is_one(
         let sim = SimConfig { version: Some("0.5.23".to_owned()), ..recording(Dialect::Sglang, role) };
         builder = builder.sim_with(sim, "");
     }
-    let cluster = builder.start().await.unwrap();
+    let cluster = builder.start().await;
     let first = respond(&cluster, json!({})).await.json().unwrap();
     let second = respond(&cluster, json!({ "previous_response_id": first["id"] })).await;
     assert_eq!(second.status, StatusCode::OK, "{second:?}");
@@ -603,8 +600,7 @@ async fn b12_transcripts_pass_as_text_and_as_a_stream() {
         .config(|config| config.server.max_body_bytes = 1_000)
         .sim(Dialect::Vllm, Role::Aggregated)
         .start()
-        .await
-        .unwrap();
+        .await;
     let reply = post(&large, "/v1/audio/transcriptions", FORM, form(&[("prompt", &"x".repeat(2_000))])).await;
     assert_eq!((reply.status.as_u16(), reply.code().as_str()), (413, "payload_too_large"));
 }
@@ -614,7 +610,7 @@ async fn b3_clients_learn_the_context_of_a_model() {
     let sim =
         |max_model_len| SimConfig { max_model_len, ..SimConfig::instant(Dialect::Vllm, Role::Aggregated) };
     let builder = TestClusterBuilder::new().sim_with(sim(8_192), "").sim_with(sim(4_096), "");
-    let cluster = builder.start().await.unwrap();
+    let cluster = builder.start().await;
     let length = async |cluster: &TestCluster| {
         let list = cluster.client.get("/v1/models").await.unwrap().json().unwrap();
         let one = cluster.client.get("/v1/models/tiny").await.unwrap().json().unwrap();
@@ -696,8 +692,7 @@ async fn b12_cors_is_off_until_origins_are_configured() {
         .config(|config| config.server.cors_origins = vec!["https://page.example".to_owned()])
         .sim(Dialect::Vllm, Role::Aggregated)
         .start()
-        .await
-        .unwrap();
+        .await;
     let reply = cluster.client.send("OPTIONS", "/v1/messages", &page).await.unwrap();
     assert_eq!(reply.status.as_u16(), 200);
     assert_eq!(reply.headers["access-control-allow-origin"], "https://page.example");
@@ -743,8 +738,7 @@ async fn i7_what_a_page_of_another_site_sends_without_asking_is_refused() {
             .config(|config| config.server.cors_origins = origins.into_iter().map(str::to_owned).collect())
             .sim(Dialect::Vllm, Role::Aggregated)
             .start()
-            .await
-            .unwrap();
+            .await;
         let reply = cluster.client.post_as(kind, "/v1/messages", &page, body.clone()).await.unwrap();
         // I7.10
         assert_eq!(reply.status, StatusCode::OK, "{kind}: {reply:?}");
@@ -781,8 +775,7 @@ async fn b12_clients_of_messages_send_their_key_as_anthropic_s_do_and_errors_hav
         .config(|config| config.auth.keys = pointsman_tests::client_keys(&[("alpha", "")]))
         .sim(Dialect::Vllm, Role::Aggregated)
         .start()
-        .await
-        .unwrap();
+        .await;
     let body = requests()[1].2.clone();
     let send = async |headers: &[(&str, &str)], body: String| {
         cluster.client.post("/v1/messages", headers, body).await.unwrap()
@@ -828,8 +821,7 @@ async fn a1_speech_is_one_leg_whose_audio_passes_byte_for_byte() {
         .sim_with(recording(Dialect::Vllm, Role::Decode), "")
         .sim_with(recording(Dialect::Vllm, Role::Aggregated), "")
         .start()
-        .await
-        .unwrap();
+        .await;
     let reply = post(&cluster, SPEECH, "application/json", speech("hi")).await;
     let audio: &[u8] = b"RIFF\xff\xff\xff\xffWAVEh\0i\0";
     // A1.14
@@ -1038,12 +1030,7 @@ async fn i6_token_ids_run_on_one_vllm_worker_and_are_counted() {
         assert!(reply.status == 400 && text.contains(named), "{text}");
     }
     cluster.at_rest().await.unwrap();
-    let pair = TestClusterBuilder::new()
-        .sim(Dialect::Sglang, Role::Prefill)
-        .sim(Dialect::Sglang, Role::Decode)
-        .start()
-        .await
-        .unwrap();
+    let pair = TestClusterBuilder::new().pair(Dialect::Sglang).start().await;
     let reply = post(&pair, PATH, "application/json", clean).await;
     let text = String::from_utf8_lossy(&reply.body).into_owned();
     assert!(reply.status == 400 && text.contains("only vLLM has this endpoint"), "{text}");
@@ -1056,7 +1043,7 @@ async fn f8_a_session_of_messages_stays_on_its_worker() {
     for _ in 0..4 {
         builder = builder.sim_with(recording(Dialect::Vllm, Role::Aggregated), "");
     }
-    let cluster = builder.start().await.unwrap();
+    let cluster = builder.start().await;
     for _ in 0..8 {
         for path in ["/v1/messages", "/v1/responses", "/v1/rerank"] {
             let (_, _, body, _) = requests().into_iter().find(|(other, ..)| *other == path).unwrap();

@@ -45,8 +45,7 @@ async fn bench(change: impl FnOnce(&mut Config)) -> Bench {
         _ if request.body.contains("good") => vec![Act::Send(json(ANSWER))],
         _ => told.lock().clone(),
     })
-    .await
-    .unwrap();
+    .await;
     let cluster = TestClusterBuilder::new()
         .config(|config| {
             config.workers.push(engine.worker("id=1,role=aggregated,engine=openai"));
@@ -58,8 +57,7 @@ async fn bench(change: impl FnOnce(&mut Config)) -> Bench {
             change(config);
         })
         .start()
-        .await
-        .unwrap();
+        .await;
     Bench { engine, cluster, acts }
 }
 
@@ -628,7 +626,7 @@ async fn an_abort_that_is_never_answered_leaves_no_connection() {
         _ => None,
     };
     let hang = move |request: &RawRequest| probes(request).unwrap_or(vec![Act::Hang]);
-    let (prefill, decode) = (RawEngine::start(hang).await.unwrap(), RawEngine::start(hang).await.unwrap());
+    let (prefill, decode) = (RawEngine::start(hang).await, RawEngine::start(hang).await);
     let cluster = TestClusterBuilder::new()
         .config(|config| {
             config.timeouts.abort = 200 * MS;
@@ -638,8 +636,7 @@ async fn an_abort_that_is_never_answered_leaves_no_connection() {
             }
         })
         .start()
-        .await
-        .unwrap();
+        .await;
     let sent = |engine: &RawEngine| {
         engine.requests().iter().filter(|request| request.line.contains(COMPLETIONS)).count()
     };
@@ -677,8 +674,7 @@ async fn a_url_without_a_port_means_port_80() {
             config.workers.push(WorkerSpec::parse_flag(flag).unwrap());
         })
         .start()
-        .await
-        .unwrap();
+        .await;
     serves_on(&cluster).await;
     assert_eq!(engine.requests().len(), 1);
 }

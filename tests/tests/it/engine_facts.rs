@@ -18,11 +18,7 @@ use pointsman_workers::WorkerSpec;
 use serde_json::{Value, json};
 
 async fn empty() -> TestCluster {
-    TestClusterBuilder::new()
-        .config(|config| config.probe.timeout = Duration::from_millis(100))
-        .start()
-        .await
-        .unwrap()
+    TestClusterBuilder::new().config(|config| config.probe.timeout = Duration::from_millis(100)).start().await
 }
 
 /// Starts an engine and adds it with this description, which the engine's URL completes.
@@ -292,12 +288,12 @@ async fn b5_facts_are_read_again_after_ten_checks_a_failure_and_a_404() {
                 }
             }
         };
-        let engine = RawEngine::start(script).await.unwrap();
+        let engine = RawEngine::start(script).await;
         let builder = TestClusterBuilder::new().config(|config| {
             (config.probe.interval, config.routing.retries) = (interval, 0);
             config.workers.push(engine.worker("id=1,engine=openai,role=aggregated"));
         });
-        let cluster = builder.start().await.unwrap();
+        let cluster = builder.start().await;
         let readings = || asked.lock().readings.len();
         if interval < Duration::from_secs(1) {
             cluster.until("the facts are read again and again", |_| readings() >= 5).await.unwrap();
@@ -340,7 +336,6 @@ async fn behind_a_proxy(absent: &'static [&'static str], lost: &Arc<AtomicBool>)
         })]
     })
     .await
-    .unwrap()
 }
 
 #[tokio::test]
@@ -399,13 +394,11 @@ async fn b5_a_worker_that_does_not_list_its_models_any_more_is_not_healthy() {
             _ => status("404 Not Found", "{}"),
         })]
     })
-    .await
-    .unwrap();
+    .await;
     let cluster = TestClusterBuilder::new()
         .config(|config| config.probe.interval = Duration::from_millis(100))
         .start()
-        .await
-        .unwrap();
+        .await;
     cluster.gateway.state().registry.upsert(engine.worker("id=1,role=aggregated,engine=vllm,model=m"));
     until(&cluster, 1, "it is healthy", eligible).await;
     lost.store(true, Ordering::SeqCst);

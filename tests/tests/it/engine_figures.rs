@@ -46,7 +46,7 @@ async fn vllm(
         };
         vec![Act::Send(answer)]
     };
-    RawEngine::start(script).await.unwrap()
+    RawEngine::start(script).await
 }
 
 fn metrics(text: impl Into<String>) -> Arc<Mutex<String>> {
@@ -62,7 +62,7 @@ async fn gateway(engine: &RawEngine, more: &str) -> TestCluster {
         let flag = format!("id=1,role=aggregated,engine=vllm,url=http://{}{more}", engine.address);
         config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
     };
-    TestClusterBuilder::new().config(change).start().await.unwrap()
+    TestClusterBuilder::new().config(change).start().await
 }
 
 async fn ask(cluster: &TestCluster) -> u16 {

@@ -44,12 +44,8 @@ async fn cached(cluster: &TestCluster) -> (Value, Value) {
 #[tokio::test]
 async fn b8_a_sglang_engine_whose_health_check_takes_a_second_serves_at_default_settings() {
     let engine = |ready| SimConfig { ready, ..SimConfig::instant(Dialect::Sglang, Role::Aggregated) };
-    let cluster = TestClusterBuilder::new()
-        .sim_with(engine(false), "")
-        .sim_with(engine(true), "")
-        .start()
-        .await
-        .unwrap();
+    let cluster =
+        TestClusterBuilder::new().sim_with(engine(false), "").sim_with(engine(true), "").start().await;
     // B8.6, B8.7: several checks of a second each
     let until = Instant::now() + Duration::from_secs(4);
     while Instant::now() < until {
@@ -77,11 +73,10 @@ async fn b8_health_decides_where_ready_says_no() {
         };
         vec![Act::Send(answer)]
     })
-    .await
-    .unwrap();
+    .await;
     let spec = engine.worker("engine=sglang");
     // B8.7
-    TestClusterBuilder::new().config(|config| config.workers.push(spec)).start().await.unwrap();
+    TestClusterBuilder::new().config(|config| config.workers.push(spec)).start().await;
 }
 
 #[tokio::test]
@@ -90,8 +85,7 @@ async fn b8_a_sleeping_engine_gets_no_request_until_it_is_woken() {
         .sim(Dialect::Vllm, Role::Aggregated)
         .sim(Dialect::Vllm, Role::Aggregated)
         .start()
-        .await
-        .unwrap();
+        .await;
     let engine = |place: usize| Client::new(cluster.sims[place].addr());
     engine(0).post("/sleep", &[], "").await.unwrap();
     let asleep = [Some(Ineligible::Asleep), None];
@@ -120,7 +114,7 @@ async fn b8_a_sleeping_engine_gets_no_request_until_it_is_woken() {
 async fn b8_what_was_predicted_of_a_process_ends_with_it() {
     let listen = SocketAddr::from(([127, 0, 0, 1], free_port().unwrap()));
     let engine = || SimConfig { listen, ..SimConfig::instant(Dialect::Vllm, Role::Aggregated) };
-    let mut cluster = TestClusterBuilder::new().sim_with(engine(), "").start().await.unwrap();
+    let mut cluster = TestClusterBuilder::new().sim_with(engine(), "").start().await;
     assert_eq!(status_of(&cluster).await, 200);
     assert_eq!(cached(&cluster).await.0, 0);
     let mut predicted = json!(0);
@@ -151,7 +145,7 @@ async fn f5_an_engine_without_a_prefix_cache_attracts_no_prompt_until_it_restart
             ..SimConfig::instant(dialect, Role::Aggregated)
         };
         let builder = TestClusterBuilder::new().sim_with(engine(false), "");
-        let mut cluster = builder.sim(dialect, Role::Aggregated).start().await.unwrap();
+        let mut cluster = builder.sim(dialect, Role::Aggregated).start().await;
         let list = cluster.admin.get("/workers").await.unwrap().json().unwrap();
         let shown = [0, 1].map(|place: usize| list["workers"][place]["facts"]["prefix_cache"].clone());
         assert_eq!(shown, [json!(false), json!(true)], "{dialect:?}");
@@ -192,8 +186,7 @@ async fn b8_a_rolling_upgrade_pairs_engines_of_one_version() {
         .sim_with(engine(Role::Decode, "0.32.0"), "")
         .sim_with(engine(Role::Decode, "0.33.0"), "")
         .start()
-        .await
-        .unwrap();
+        .await;
     for number in 0..24 {
         // No worker has any of it cached.
         let body = json!({"model": "tiny", "prompt": format!("{number} ").repeat(80), "max_tokens": 2});
@@ -235,7 +228,6 @@ async fn leg(is_decode: bool, pause: Duration) -> RawEngine {
         vec![Act::Pause(pause), Act::Send(answer)]
     })
     .await
-    .unwrap()
 }
 
 /// Checks that client and record get the cached tokens of the prefill leg. Returns what decode was asked.
@@ -252,8 +244,7 @@ async fn prefill_says_how_much_was_cached(engine: &str, [prefill, decode]: [Dura
             }
         })
         .start()
-        .await
-        .unwrap();
+        .await;
     for stream in [false, true] {
         let body = json!({"model": "m", "prompt": "a ".repeat(612), "stream": stream, "max_tokens": 1,
             "stream_options": stream.then(|| json!({"include_usage": true}))});
@@ -304,7 +295,7 @@ async fn engine_that_may_sleep(
         };
         vec![Act::Send(answer)]
     });
-    engine.await.unwrap()
+    engine.await
 }
 
 #[tokio::test]
@@ -312,7 +303,7 @@ async fn b8_a_sleeping_engine_without_metrics_of_its_sleep_is_asked() {
     let sleeps = Arc::new(AtomicBool::new(false));
     let engine = engine_that_may_sleep(&sleeps, || "vllm:num_requests_running 0\n".to_owned()).await;
     let spec = engine.worker("role=aggregated,engine=vllm");
-    let cluster = TestClusterBuilder::new().config(|config| config.workers.push(spec)).start().await.unwrap();
+    let cluster = TestClusterBuilder::new().config(|config| config.workers.push(spec)).start().await;
     sleeps.store(true, Ordering::SeqCst);
     let asleep = |cluster: &TestCluster| ineligible(cluster) == [Some(Ineligible::Asleep)];
     // B8.10
@@ -335,7 +326,7 @@ async fn b8_an_engine_that_was_woken_in_part_gets_no_request() {
             (config.probe.interval, config.probe.load_interval) =
                 (Duration::from_millis(100), Duration::from_millis(100))
         });
-        let cluster = builder.start().await.unwrap();
+        let cluster = builder.start().await;
         cluster.gateway.state().registry.upsert(engine.worker("role=aggregated,engine=vllm"));
         let asleep = [Some(Ineligible::Asleep)];
         let falls_asleep = |cluster: &TestCluster| {
@@ -365,7 +356,7 @@ async fn b5_an_engine_that_restarts_with_another_model_between_two_checks_is_not
             (config.probe.interval, config.probe.load_interval) =
                 (Duration::from_secs(2), Duration::from_secs(60));
         });
-        let mut cluster = builder.sim_with(engine.clone(), "").start().await.unwrap();
+        let mut cluster = builder.sim_with(engine.clone(), "").start().await;
         // The first checks: an engine that keeps no connection says nothing by closing it.
         tokio::time::sleep(Duration::from_secs(5)).await;
         cluster.sims.remove(0).kill().await;

@@ -37,11 +37,9 @@ async fn i_every_4xx_of_an_engine_reaches_the_client_with_its_code_and_body() {
             vec![Act::Send(raw_engine::status(&format!("{} Refused", &code[..3]), &body))]
         }
     })
-    .await
-    .unwrap();
+    .await;
     let worker = engine.worker("id=1,role=aggregated,engine=openai");
-    let cluster =
-        TestClusterBuilder::new().config(|config| config.workers.push(worker)).start().await.unwrap();
+    let cluster = TestClusterBuilder::new().config(|config| config.workers.push(worker)).start().await;
     // 429 is back-pressure.
     for code in [400, 402, 403, 404, 405, 409, 413, 415, 422, 451] {
         for stream in [false, true] {
@@ -74,7 +72,7 @@ async fn i2_a_refusal_of_the_gateways_key_is_an_error_of_the_gateway() {
             _ => vec![Act::Send(json(r#"{"choices":[{"index":0,"text":"x","finish_reason":"stop"}]}"#))],
         }
     };
-    let engine = RawEngine::start(script).await.unwrap();
+    let engine = RawEngine::start(script).await;
     let start = async |key: &str, forwards: bool| {
         let flag = format!("id=1,role=aggregated,engine=openai,url=http://{}{key}", engine.address);
         let worker = WorkerSpec::parse_flag(&flag).unwrap();
@@ -82,7 +80,7 @@ async fn i2_a_refusal_of_the_gateways_key_is_an_error_of_the_gateway() {
             config.workers.push(worker);
             config.upstream.forward_authorization = forwards;
         });
-        builder.start().await.unwrap()
+        builder.start().await
     };
     let post = async |cluster: &TestCluster, prompt: &str| {
         let body = json!({"model": "tiny", "prompt": prompt}).to_string();
@@ -127,14 +125,13 @@ async fn i2_a_501_of_an_engine_passes_as_a_4xx_does() {
         _ if request.body.contains("in the body") => vec![Act::Send(json(answer))],
         _ => vec![Act::Send(raw_engine::status("501 Not Implemented", answer))],
     };
-    let engines = [RawEngine::start(script).await.unwrap(), RawEngine::start(script).await.unwrap()];
+    let engines = [RawEngine::start(script).await, RawEngine::start(script).await];
     let cluster = TestClusterBuilder::new()
         .config(|config| {
             config.workers.extend(engines.iter().map(|engine| engine.worker("role=aggregated,engine=vllm")));
         })
         .start()
-        .await
-        .unwrap();
+        .await;
     let is_post = |request: &RawRequest| request.line.starts_with("POST");
     let posts = || engines.iter().flat_map(RawEngine::requests).filter(is_post).count();
     for round in 0..12 {
@@ -162,7 +159,7 @@ async fn i2_a_refusal_is_not_hidden_by_a_worker_that_does_not_answer() {
             line if line.starts_with("GET") => vec![Act::Send(json("{}"))],
             _ => vec![end.clone()],
         };
-        RawEngine::start(script).await.unwrap()
+        RawEngine::start(script).await
     };
     for order in [[0, 1], [1, 0]] {
         let refusing = engine(Act::Send(raw_engine::status("404 Not Found", UNLOADED))).await;
@@ -178,8 +175,7 @@ async fn i2_a_refusal_is_not_hidden_by_a_worker_that_does_not_answer() {
                 }));
             })
             .start()
-            .await
-            .unwrap();
+            .await;
         let reply = ask(&cluster, "tiny").await;
         // I2.4: whichever was asked first
         assert_eq!(
@@ -220,9 +216,8 @@ async fn i_while_a_worker_loads_an_unknown_model_is_503_and_afterwards_404() {
         };
         vec![Act::Send(if request.line == "GET /health" { json("{}") } else { answer })]
     })
-    .await
-    .unwrap();
-    let cluster = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await.unwrap();
+    .await;
+    let cluster = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await;
     assert_eq!(ask(&cluster, "big").await.code(), "model_not_found", "no worker loads");
     let url = format!("http://{}", engine.address);
     join(&cluster, json!({"id": 9, "role": "aggregated", "engine": "openai", "url": url})).await;
@@ -259,7 +254,7 @@ async fn lists(models: &Arc<Mutex<Vec<&'static str>>>, readings: &Arc<AtomicUsiz
         let answer = json!({"data": models, "choices": [{"index": 0, "text": "a"}]}).to_string();
         vec![Act::Send(json(&answer))]
     };
-    RawEngine::start(script).await.unwrap()
+    RawEngine::start(script).await
 }
 
 #[tokio::test]
@@ -270,7 +265,7 @@ async fn i_a_model_that_an_engine_loads_is_served_at_once() {
         config.workers.push(engine.worker("id=1,role=aggregated,engine=openai"));
         config.probe.interval = Duration::from_secs(60);
     });
-    let cluster = builder.start().await.unwrap();
+    let cluster = builder.start().await;
     models.lock().push("adapter");
     let (one, other) = tokio::join!(ask(&cluster, "adapter"), ask(&cluster, "adapter"));
     // B5.16
@@ -292,7 +287,7 @@ async fn i_a_model_whose_workers_left_is_503_and_one_that_was_unloaded_is_404() 
     let builder = TestClusterBuilder::new()
         .sim(Dialect::Vllm, Role::Aggregated)
         .config(|config| drop(config.models.insert("scaled-to-zero".to_owned(), Default::default())));
-    let cluster = builder.start().await.unwrap();
+    let cluster = builder.start().await;
     let url = format!("http://{}", engine.address);
     join(&cluster, json!({"id": 9, "role": "aggregated", "engine": "openai", "url": url})).await;
     cluster.until("it joins", |cluster| serves(cluster, "adapter")).await.unwrap();
@@ -325,7 +320,7 @@ async fn b5_an_engine_that_is_another_than_configured_is_an_error_that_an_operat
     let log = Log::start();
     let config = SimConfig { model: "big".to_owned(), ..SimConfig::instant(Dialect::Vllm, Role::Aggregated) };
     let sim = Sim::start(config).await.unwrap();
-    let cluster = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await.unwrap();
+    let cluster = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await;
     join(&cluster, json!({"id": 9, "role": "aggregated", "engine": "sglang", "url": sim.url()})).await;
     let seen = || log.text();
     cluster.until("it is logged", |_| seen().contains("/v1/models reports")).await.unwrap();

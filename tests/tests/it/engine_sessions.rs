@@ -25,7 +25,6 @@ async fn engine(own: HashSet<&'static str>) -> RawEngine {
         })]
     })
     .await
-    .unwrap()
 }
 
 async fn ask(cluster: &TestCluster, session: &str) -> Reply {
@@ -49,7 +48,7 @@ async fn i12_requests_of_an_engine_s_session_go_to_the_engine_that_has_it() {
             config.workers.push(engine.worker("role=aggregated,engine=sglang"));
         }
     });
-    let cluster = builder.start().await.unwrap();
+    let cluster = builder.start().await;
     let asked = || engines.iter().map(|engine| engine.requests().len()).sum::<usize>();
     for session in sessions.as_flattened() {
         let reply = ask(&cluster, session).await;
@@ -86,7 +85,7 @@ async fn i12_an_engine_that_never_had_a_session_makes_the_gateway_not_forget_the
         config.policies.slots = toml::from_str(slots).unwrap();
         config.routing.retries = 0;
     });
-    let cluster = builder.start().await.unwrap();
+    let cluster = builder.start().await;
     for (worker, status) in [("1", 200), ("2", 400)] {
         for session in sessions {
             let pinned = ask_with(&cluster, session, &[("x-worker-instance-id", worker)]).await;

@@ -55,7 +55,6 @@ async fn engine(mode: Arc<AtomicUsize>) -> RawEngine {
         vec![Act::Pause(pause), answer(request).map_or(Act::Hang, Act::Send)]
     })
     .await
-    .unwrap()
 }
 
 /// Two engines in these modes, and a gateway that asks them for tokens.
@@ -81,7 +80,7 @@ async fn cluster_with(
             config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
         }
     });
-    let cluster = builder.start().await.unwrap();
+    let cluster = builder.start().await;
     cluster
         .until("both are eligible", |cluster| {
             let workers = cluster.gateway.state().registry.snapshot();

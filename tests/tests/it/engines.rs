@@ -67,7 +67,7 @@ async fn outcome(cluster: &TestCluster, body: String) -> String {
 
 #[tokio::test]
 async fn a_worker_that_accepts_and_never_answers_costs_no_request_and_is_left_out() {
-    let mute = RawEngine::start(answering(|_| vec![Act::Hang])).await.unwrap();
+    let mute = RawEngine::start(answering(|_| vec![Act::Hang])).await;
     let cluster = TestClusterBuilder::new()
         .config(|config| {
             short(config);
@@ -75,8 +75,7 @@ async fn a_worker_that_accepts_and_never_answers_costs_no_request_and_is_left_ou
         })
         .sim_with(SimConfig::instant(Dialect::Openai, Role::Aggregated), ",model=tiny")
         .start()
-        .await
-        .unwrap();
+        .await;
     for turn in 0..40 {
         let body = prompt(&format!("turn {turn}"), turn % 2 == 0);
         assert_eq!(outcome(&cluster, body).await, "200", "turn {turn}");
@@ -96,7 +95,7 @@ async fn a_prefill_or_decode_worker_that_hangs_is_replaced() {
             for role in [Role::Prefill, Role::Prefill, Role::Decode, Role::Decode] {
                 builder = builder.sim(dialect, role);
             }
-            let cluster = builder.start().await.unwrap();
+            let cluster = builder.start().await;
             cluster.sims[place].set_faults(vec![Fault::always(FaultKind::HangBeforeHeaders)]);
             // Equal workers are chosen by chance.
             let unseen = || cluster.faults_fired("hang-before-headers") == 0;
@@ -119,7 +118,7 @@ async fn a_pair_with_a_hanging_worker_is_retried_with_the_only_worker_of_the_oth
         for role in [Role::Prefill, Role::Decode] {
             builder = builder.sim(Dialect::Sglang, role);
         }
-        let cluster = builder.start().await.unwrap();
+        let cluster = builder.start().await;
         cluster.sims[0].set_faults(vec![Fault::always(FaultKind::HangBeforeHeaders)]);
         // Equal workers are chosen by chance.
         let unseen = || cluster.faults_fired("hang-before-headers") == 0;
@@ -134,8 +133,7 @@ async fn a_pair_with_a_hanging_worker_is_retried_with_the_only_worker_of_the_oth
 
 #[tokio::test]
 async fn a_stream_that_falls_silent_ends_with_an_error_event_and_counts_as_a_fault() {
-    let cluster =
-        TestClusterBuilder::new().config(short).sim(Dialect::Vllm, Role::Aggregated).start().await.unwrap();
+    let cluster = TestClusterBuilder::new().config(short).sim(Dialect::Vllm, Role::Aggregated).start().await;
     for kind in [FaultKind::Stall { after_tokens: 2 }, FaultKind::HangAfterHeaders] {
         cluster.sims[0].set_faults(vec![Fault { times: Some(1), ..Fault::always(kind.clone()) }]);
         // I_engine_timeout
@@ -161,8 +159,7 @@ async fn requests_that_wait_for_a_stopped_engine_are_sent_to_another_when_its_he
                 if switch.load(Ordering::SeqCst) { vec![Act::Hang] } else { generate(request) }
             },
         )
-        .await
-        .unwrap();
+        .await;
     let cluster = TestClusterBuilder::new()
         .config(|config| {
             (config.probe.timeout, config.probe.health_timeout) = (100 * MS, 100 * MS);
@@ -170,8 +167,7 @@ async fn requests_that_wait_for_a_stopped_engine_are_sent_to_another_when_its_he
         })
         .sim_with(SimConfig::instant(Dialect::Openai, Role::Aggregated), ",model=tiny")
         .start()
-        .await
-        .unwrap();
+        .await;
     let mut waiting = tokio::task::JoinSet::new();
     for turn in 0..10 {
         let client = cluster.client.clone();
@@ -202,7 +198,7 @@ async fn until_models(cluster: &TestCluster, expected: &[&str]) {
 
 #[tokio::test]
 async fn an_engine_that_restarts_with_another_model_is_read_again() {
-    let mut cluster = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await.unwrap();
+    let mut cluster = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await;
     assert_eq!(models(&cluster).await, ["tiny"]);
     let sim = cluster.sims.remove(0);
     let listen = sim.addr();
@@ -234,10 +230,8 @@ async fn a_model_that_the_engine_does_not_know_any_more_is_forgotten() {
             ))],
         }
     })
-    .await
-    .unwrap();
-    let cluster =
-        TestClusterBuilder::new().config(|config| raw_worker(config, 9, &engine)).start().await.unwrap();
+    .await;
+    let cluster = TestClusterBuilder::new().config(|config| raw_worker(config, 9, &engine)).start().await;
     swapped.store(true, Ordering::SeqCst);
     assert_eq!(outcome(&cluster, prompt("x", false)).await, "404");
     until_models(&cluster, &["big"]).await;
@@ -259,7 +253,7 @@ async fn poisoned(kind: FaultKind, quarantine: Duration) -> TestCluster {
         let config = SimConfig { faults: vec![fault], ..SimConfig::instant(Dialect::Vllm, Role::Aggregated) };
         builder = builder.sim_with(config, "");
     }
-    builder.start().await.unwrap()
+    builder.start().await
 }
 
 #[tokio::test]
@@ -356,7 +350,7 @@ async fn a_pair_is_not_sent_to_a_third_worker_by_a_request_that_breaks_its_prefi
         for _ in 0..4 {
             builder = builder.sim(dialect, Role::Prefill).sim(dialect, Role::Decode);
         }
-        let cluster = builder.start().await.unwrap();
+        let cluster = builder.start().await;
         for sim in &cluster.sims {
             let leg = Some(FaultLeg::Prefill);
             sim.set_faults(vec![Fault {

@@ -40,7 +40,7 @@ async fn gateway(workers: usize) -> TestCluster {
     });
     let sim =
         || SimConfig { itl: Duration::from_millis(1), ..SimConfig::instant(Dialect::Vllm, Role::Aggregated) };
-    (0..workers).fold(builder, |builder, _| builder.sim_with(sim(), "")).start().await.unwrap()
+    (0..workers).fold(builder, |builder, _| builder.sim_with(sim(), "")).start().await
 }
 
 #[test]
@@ -125,7 +125,7 @@ async fn r6_a_client_that_leaves_releases_its_booking() {
         .config(|config| config.ext_proc.listen = Some("127.0.0.1:0".parse().unwrap()));
     let slow =
         SimConfig { itl: Duration::from_millis(200), ..SimConfig::instant(Dialect::Vllm, Role::Aggregated) };
-    let cluster = builder.sim_with(slow, "").start().await.unwrap();
+    let cluster = builder.sim_with(slow, "").start().await;
     let picker = cluster.gateway.ext_proc.unwrap();
     let envoy = Envoy::start(&program, [picker, picker]).await.unwrap();
     let client = Client::new(envoy.address);
@@ -171,11 +171,8 @@ async fn r6_requests_of_a_gateway_that_hangs_fail_and_the_next_go_to_another() {
     let slow =
         SimConfig { itl: Duration::from_millis(50), ..SimConfig::instant(Dialect::Vllm, Role::Aggregated) };
     let builder = TestClusterBuilder::new().sim_with(slow, "");
-    let first = builder
-        .config(|config| config.ext_proc.listen = Some("127.0.0.1:0".parse().unwrap()))
-        .start()
-        .await
-        .unwrap();
+    let first =
+        builder.config(|config| config.ext_proc.listen = Some("127.0.0.1:0".parse().unwrap())).start().await;
     let second = gateway(1).await;
     let (tasks, hangs) = (TaskTracker::new(), CancellationToken::new());
     let lives = CancellationToken::new();
@@ -271,7 +268,7 @@ async fn r6_an_engine_that_envoy_cannot_connect_to_is_recorded_as_such() {
         config.ext_proc.listen = Some("127.0.0.1:0".parse().unwrap());
         config.probe.interval = Duration::from_secs(300);
     });
-    let mut cluster = builder.start().await.unwrap();
+    let mut cluster = builder.start().await;
     let picker = cluster.gateway.ext_proc.unwrap();
     let envoy = Envoy::start(&program, [picker, picker]).await.unwrap();
     cluster.sims.remove(0).kill().await;
@@ -320,7 +317,7 @@ async fn r6_envoy_and_the_gateway_show_each_other_certificates() {
             config.ext_proc.listen = Some("127.0.0.1:0".parse().unwrap());
             config.ext_proc.tls = Some(tls);
         });
-        builder.start().await.unwrap()
+        builder.start().await
     };
     let (trusted, untrusted) = (gateway(&files).await, gateway(&of_other).await);
     let pickers = [&trusted, &untrusted].map(|cluster| cluster.gateway.ext_proc.unwrap());
@@ -367,7 +364,7 @@ async fn r2_an_engine_that_dies_within_its_answer_is_found_and_no_client_is_blam
         config.ext_proc.listen = Some("127.0.0.1:0".parse().unwrap());
         config.probe.interval = Duration::from_secs(300);
     });
-    let mut cluster = builder.start().await.unwrap();
+    let mut cluster = builder.start().await;
     let picker = cluster.gateway.ext_proc.unwrap();
     let envoy = Envoy::start(&program, [picker, picker]).await.unwrap();
     let long = chat(true, "a").replace("\"max_tokens\":8", "\"max_tokens\":5000");

@@ -21,7 +21,7 @@ fn chat(tokens: u32) -> String {
 }
 
 async fn single(change: impl FnOnce(&mut Config)) -> TestCluster {
-    TestClusterBuilder::new().config(change).sim(Dialect::Vllm, Role::Aggregated).start().await.unwrap()
+    TestClusterBuilder::new().config(change).sim(Dialect::Vllm, Role::Aggregated).start().await
 }
 
 fn check(reply: &Reply, status: u16, code: &str) {
@@ -69,11 +69,10 @@ async fn a5_what_engines_take_passes_as_it_is() {
         }
         _ => vec![Act::Send(raw_engine::json(r#"{"choices":[],"output":[]}"#))],
     })
-    .await
-    .unwrap();
+    .await;
     let change =
         |config: &mut Config| config.workers.push(engine.worker("id=1,role=aggregated,engine=openai"));
-    let cluster = TestClusterBuilder::new().config(change).start().await.unwrap();
+    let cluster = TestClusterBuilder::new().config(change).start().await;
     for fields in [
         r#""max_tokens":2.0"#,
         r#""max_tokens":2e0,"n":1.0"#,
@@ -108,7 +107,7 @@ async fn a5_what_engines_take_passes_as_it_is() {
 #[tokio::test]
 async fn a5_a_switch_that_is_a_text_streams() {
     for dialect in [Dialect::Vllm, Dialect::Sglang] {
-        let cluster = TestClusterBuilder::new().sim(dialect, Role::Aggregated).start().await.unwrap();
+        let cluster = TestClusterBuilder::new().sim(dialect, Role::Aggregated).start().await;
         let body = chat(2).replace("\"ignore_eos\":true", r#""ignore_eos":1,"stream":"yes""#);
         let events = cluster.client.stream(CHAT, &[], body).await.unwrap().all().await.unwrap();
         // A5.18
@@ -120,7 +119,7 @@ async fn a5_a_switch_that_is_a_text_streams() {
 #[tokio::test]
 async fn i_invalid_request_a_context_too_long_is_the_engine_s_own_400() {
     let config = SimConfig { max_model_len: 64, ..SimConfig::instant(Dialect::Vllm, Role::Aggregated) };
-    let cluster = TestClusterBuilder::new().sim_with(config, "").start().await.unwrap();
+    let cluster = TestClusterBuilder::new().sim_with(config, "").start().await;
     let body = chat(5).replace("one row", &"word ".repeat(500));
     let reply = cluster.client.post(CHAT, &[], body.clone()).await.unwrap();
     let engine = Client::new(cluster.sims[0].addr());
@@ -181,7 +180,7 @@ async fn i_unknown_url_a_wrong_base_url_is_answered_with_the_path_that_is_meant(
 
 #[tokio::test]
 async fn i_while_no_worker_is_registered_every_model_is_503() {
-    let cluster = TestClusterBuilder::new().start().await.unwrap();
+    let cluster = TestClusterBuilder::new().start().await;
     for path in [CHAT, "/v1/completions", "/v1/embeddings", "/v1/route", "/v1/models/tiny"] {
         let reply = if path.starts_with("/v1/models") {
             cluster.client.get(path).await.unwrap()
@@ -282,7 +281,7 @@ async fn i_rate_limited_is_429_for_each_key_alone() {
 async fn i_client_closed_is_499_in_the_metrics() {
     let slow =
         SimConfig { overhead: Duration::from_secs(2), ..SimConfig::instant(Dialect::Vllm, Role::Aggregated) };
-    let cluster = TestClusterBuilder::new().sim_with(slow, "").start().await.unwrap();
+    let cluster = TestClusterBuilder::new().sim_with(slow, "").start().await;
     tokio::select! {
         reply = cluster.client.post(CHAT, &[], chat(5)) => panic!("the client left before its answer: {reply:?}"),
         booked = cluster.until("it is routed", |cluster| cluster.booked() == 1) => booked.unwrap(),
@@ -301,7 +300,7 @@ async fn i7_a_client_that_closes_its_sending_side_has_left() {
         overhead: Duration::from_secs(60),
         ..SimConfig::instant(Dialect::Vllm, Role::Aggregated)
     };
-    let cluster = TestClusterBuilder::new().sim_with(slow, "").start().await.unwrap();
+    let cluster = TestClusterBuilder::new().sim_with(slow, "").start().await;
     let at_engine = |cluster: &TestCluster| {
         let engine = cluster.sims[0].state();
         engine.running + engine.waiting
@@ -351,8 +350,7 @@ async fn i_prefill_unavailable_when_disaggregation_is_enforced_is_503() {
         .config(|config| config.routing.enforce_disagg = true)
         .sim(Dialect::Vllm, Role::Decode)
         .start()
-        .await
-        .unwrap();
+        .await;
     // B1.1, I_prefill_unavailable
     check(&cluster.client.post(CHAT, &[], chat(1)).await.unwrap(), 503, "prefill_unavailable");
 }
@@ -385,8 +383,7 @@ async fn i_overloaded_all_busy_is_529_or_the_configured_status() {
             .config(|config| config.routing.busy_status = change)
             .sim_with(slow, ",max_concurrency=1")
             .start()
-            .await
-            .unwrap();
+            .await;
         let body = chat(500).replacen('{', r#"{"stream":true,"#, 1);
         let mut first = cluster.client.stream(CHAT, &[], body).await.unwrap();
         first.next().await.unwrap();
@@ -410,13 +407,7 @@ async fn c4_direct_mode_names_what_is_missing() {
             config.policies.slots.insert(kind, entry);
         }
     };
-    let cluster = TestClusterBuilder::new()
-        .config(direct)
-        .sim(Dialect::Vllm, Role::Prefill)
-        .sim(Dialect::Vllm, Role::Decode)
-        .start()
-        .await
-        .unwrap();
+    let cluster = TestClusterBuilder::new().config(direct).pair(Dialect::Vllm).start().await;
     let message = |reply: &Reply| -> String {
         let json: Value = reply.json().unwrap();
         json["error"]["message"].as_str().unwrap().to_owned()

@@ -16,7 +16,7 @@ use serde_json::json as value;
 pub(crate) const LAST: &str = r#"data: {"choices":[{"index":0,"text":"b","finish_reason":"stop"}]}"#;
 
 pub(crate) async fn engine(acts: Vec<Act>) -> RawEngine {
-    RawEngine::serving(move |_| acts.clone()).await.unwrap()
+    RawEngine::serving(move |_| acts.clone()).await
 }
 
 /// A gateway that asks these engines in turn.
@@ -33,7 +33,6 @@ pub(crate) async fn gateway(engines: &[&RawEngine]) -> TestCluster {
         })
         .start()
         .await
-        .unwrap()
 }
 
 /// A stream of these bytes. `late`: the head comes some time before them.

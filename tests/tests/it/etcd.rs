@@ -78,7 +78,7 @@ fn tls_flags(files: &TlsFiles) -> Vec<String> {
 /// A gateway with an engine of its own, which reads etcd, too.
 async fn gateway(settings: DiscoveryEtcd) -> TestCluster {
     let builder = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated);
-    builder.config(|config| config.discovery.etcd = vec![settings]).start().await.unwrap()
+    builder.config(|config| config.discovery.etcd = vec![settings]).start().await
 }
 
 #[tokio::test]

@@ -91,7 +91,7 @@ async fn in_order() -> TestCluster {
     let builder = [0, 1].iter().fold(builder, |builder, turn| {
         builder.sim_with(paced(Role::Aggregated), &format!(",label.turn={turn}"))
     });
-    builder.start().await.unwrap()
+    builder.start().await
 }
 
 #[tokio::test]
@@ -115,7 +115,7 @@ async fn a_stream_that_was_retried_is_recorded_by_how_it_ended() {
 
 #[tokio::test]
 async fn i_an_engine_s_4xx_passes_unchanged_and_is_not_retried() {
-    let cluster = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await.unwrap();
+    let cluster = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await;
     cluster.sims[0].set_faults(once(status(422)));
     let reply = cluster.client.post(CHAT, &[], chat(false, 5)).await.unwrap();
     assert_eq!(reply.status, 422);
@@ -175,7 +175,7 @@ async fn i_a_stream_that_breaks_ends_with_one_valid_error_event() {
 
 #[tokio::test]
 async fn i_a_wrong_content_type_is_a_bad_upstream() {
-    let cluster = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await.unwrap();
+    let cluster = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await;
     cluster.sims[0].set_faults(vec![Fault::always(FaultKind::WrongContentType)]);
     assert_eq!(reply(&cluster, true).await, (502, "bad_upstream".into()));
     assert_eq!(reply(&cluster, false).await, (502, "bad_upstream".into()));
@@ -188,8 +188,7 @@ async fn i_bad_upstream_a_whole_answer_that_was_cut_is_never_passed_on() {
         .config(|config| config.routing.retries = 0)
         .sim(Dialect::Vllm, Role::Aggregated)
         .start()
-        .await
-        .unwrap();
+        .await;
     for kind in [FaultKind::Garbage { after_tokens: 1 }, FaultKind::Cut { after_tokens: 1 }] {
         cluster.sims[0].set_faults(once(kind));
         assert_eq!(reply(&cluster, false).await, (502, "bad_upstream".into()));
@@ -203,8 +202,7 @@ async fn i_the_deadline_ends_hangs_and_stalls() {
         .config(|config| config.timeouts.request = Duration::from_millis(300))
         .sim(Dialect::Vllm, Role::Aggregated)
         .start()
-        .await
-        .unwrap();
+        .await;
     cluster.sims[0].set_faults(once(FaultKind::HangBeforeHeaders));
     assert_eq!(reply(&cluster, true).await, (504, "deadline".into()));
     cluster.sims[0].set_faults(once(FaultKind::Stall { after_tokens: 2 }));
@@ -219,11 +217,9 @@ async fn i_the_deadline_ends_hangs_and_stalls() {
 async fn e3_a_failed_sglang_prefill_cancels_its_decode_at_once() {
     let cluster = TestClusterBuilder::new()
         .config(|config| config.routing.retries = 0)
-        .sim(Dialect::Sglang, Role::Prefill)
-        .sim(Dialect::Sglang, Role::Decode)
+        .pair(Dialect::Sglang)
         .start()
-        .await
-        .unwrap();
+        .await;
     cluster.sims[0].set_faults(vec![Fault::always(status(500))]);
     let started = tokio::time::Instant::now();
     assert_eq!(reply(&cluster, false).await, (502, "bad_upstream".into()));
@@ -244,8 +240,7 @@ async fn e1_e2_a_client_that_leaves_mid_stream_frees_the_engine_at_once() {
         .sim_with(paced(Role::Prefill), "")
         .sim_with(paced(Role::Decode), "")
         .start()
-        .await
-        .unwrap();
+        .await;
     let mut stream = cluster.client.stream(CHAT, &[], chat(true, 5_000)).await.unwrap();
     for _ in 0..5 {
         stream.next().await.unwrap();
@@ -277,7 +272,7 @@ async fn e1_a_client_that_leaves_in_prefill_strands_nothing() {
     let slow =
         SimConfig { overhead: Duration::from_secs(1), ..SimConfig::instant(Dialect::Vllm, Role::Prefill) };
     let cluster =
-        TestClusterBuilder::new().sim_with(slow, "").sim_with(paced(Role::Decode), "").start().await.unwrap();
+        TestClusterBuilder::new().sim_with(slow, "").sim_with(paced(Role::Decode), "").start().await;
     leave_while_prefill_runs(&cluster, true).await;
     cluster
         .until("the handoff was consumed", |cluster| cluster.sims[1].state().handoffs.pulled == 1)
@@ -297,8 +292,7 @@ async fn leave_whole_answer(dialect: Dialect, path: &str) -> TestCluster {
         .sim_with(sim(Role::Prefill), "")
         .sim_with(sim(Role::Decode), "")
         .start()
-        .await
-        .unwrap();
+        .await;
     let body = json!({"model": "tiny", "max_tokens": 5_000, "ignore_eos": true,
         "prompt": "failure is an option here ".repeat(10),
         "messages": [{"role": "user", "content": "failure is an option here ".repeat(10)}]});
@@ -334,12 +328,8 @@ async fn e1_a_client_that_leaves_a_whole_answer_of_a_pair_frees_decode_once_the_
 #[tokio::test]
 async fn e1_a_client_that_leaves_a_whole_answer_whose_handoff_is_still_pulled_strands_nothing() {
     let slow = SimConfig { transfer_per_token: Duration::from_millis(6), ..paced(Role::Decode) };
-    let cluster = TestClusterBuilder::new()
-        .sim_with(paced(Role::Prefill), "")
-        .sim_with(slow, "")
-        .start()
-        .await
-        .unwrap();
+    let cluster =
+        TestClusterBuilder::new().sim_with(paced(Role::Prefill), "").sim_with(slow, "").start().await;
     let has_it = |cluster: &TestCluster| {
         let decode = cluster.sims[1].state();
         decode.running + decode.waiting == 1
@@ -359,7 +349,7 @@ async fn e1_a_client_that_leaves_a_whole_answer_whose_handoff_is_still_pulled_st
 async fn e1_a_client_that_leaves_while_its_request_waits_in_decode_strands_nothing() {
     let one = SimConfig { max_num_seqs: 1, ..paced(Role::Decode) };
     let cluster =
-        TestClusterBuilder::new().sim_with(paced(Role::Prefill), "").sim_with(one, "").start().await.unwrap();
+        TestClusterBuilder::new().sim_with(paced(Role::Prefill), "").sim_with(one, "").start().await;
     let leaves = async {
         let waits = |cluster: &TestCluster| cluster.sims[1].state().waiting == 1;
         cluster
@@ -388,8 +378,7 @@ async fn e1_a_request_without_a_client_leaves_decode_at_the_end_of_the_lease_alt
         .sim_with(paced(Role::Prefill), ",handoff_lease_s=4")
         .sim_with(one, "")
         .start()
-        .await
-        .unwrap();
+        .await;
     let waiting = |count| move |cluster: &TestCluster| cluster.sims[1].state().waiting == count;
     let leaves = async {
         let runs = |cluster: &TestCluster| cluster.sims[1].state().running == 1;
@@ -426,8 +415,7 @@ async fn e1_an_sglang_pair_whose_client_left_is_aborted() {
         .sim_with(slow(Role::Prefill), "")
         .sim_with(slow(Role::Decode), "")
         .start()
-        .await
-        .unwrap();
+        .await;
     leave_while_prefill_runs(&cluster, false).await;
     cluster
         .until("both legs are free", |cluster| {
@@ -452,11 +440,8 @@ async fn b2_a_killed_worker_is_excluded_and_the_others_serve() {
 
 #[tokio::test]
 async fn f6_all_busy_is_overloaded() {
-    let cluster = TestClusterBuilder::new()
-        .sim_with(paced(Role::Aggregated), ",max_concurrency=1")
-        .start()
-        .await
-        .unwrap();
+    let cluster =
+        TestClusterBuilder::new().sim_with(paced(Role::Aggregated), ",max_concurrency=1").start().await;
     let mut first = cluster.client.stream(CHAT, &[], chat(true, 500)).await.unwrap();
     first.next().await.unwrap();
     let busy = cluster.client.post(CHAT, &[], chat(false, 5)).await.unwrap();
@@ -471,8 +456,7 @@ async fn f6_all_busy_is_overloaded() {
 async fn f6_a_busy_engine_stays_eligible_and_a_failing_one_is_excluded() {
     for (code, aside) in [(429, false), (500, true)] {
         let cluster = TestClusterBuilder::new()
-            .sim(Dialect::Vllm, Role::Prefill)
-            .sim(Dialect::Vllm, Role::Decode)
+            .pair(Dialect::Vllm)
             .sim(Dialect::Vllm, Role::Decode)
             // The default keeps to the decode worker that has the prompt.
             .config(|config| {
@@ -480,8 +464,7 @@ async fn f6_a_busy_engine_stays_eligible_and_a_failing_one_is_excluded() {
                 config.policies.slots.insert(pointsman_routing::SlotKind::Decode, least_loaded);
             })
             .start()
-            .await
-            .unwrap();
+            .await;
         cluster.sims[1].set_faults(vec![Fault::always(status(code))]);
         for _ in 0..30 {
             assert_eq!(cluster.client.post(CHAT, &[], chat(false, 2)).await.unwrap().status, 200);

@@ -25,7 +25,6 @@ async fn cluster(sections: &str, sim: SimConfig) -> TestCluster {
         .sim_with(sim, "")
         .start()
         .await
-        .unwrap()
 }
 
 fn instant() -> SimConfig {
@@ -220,7 +219,7 @@ async fn engine_of_large_events() -> RawEngine {
         let answer = [stream_head(), chunk((events + "data: [DONE]\n\n").as_bytes()), chunk(b"")];
         vec![Act::Send(answer.concat())]
     };
-    RawEngine::serving(script).await.unwrap()
+    RawEngine::serving(script).await
 }
 
 #[tokio::test]
@@ -233,7 +232,7 @@ async fn l1_the_tokens_of_a_stream_count_although_its_client_asks_for_no_usage()
         config.tenants = from.tenants;
         config.workers.push(engine.worker("role=aggregated,engine=vllm"));
     });
-    let cluster = builder.start().await.unwrap();
+    let cluster = builder.start().await;
     let usage = json!({ "stream": true, "stream_options": { "include_usage": true } });
     for (tenant, more, is_told) in
         [("a", json!({ "stream": true }), false), ("b", json!({ "stream": true }), false), ("a", usage, true)]
@@ -283,7 +282,7 @@ async fn l1_token_ids_are_the_prompt_where_another_engine_serves_the_model_besid
     };
     let instant = |dialect| SimConfig::instant(dialect, Role::Aggregated);
     let builder = TestClusterBuilder::new().sim_with(instant(Dialect::Sglang), "");
-    let cluster = builder.sim_with(instant(Dialect::Vllm), "").config(change).start().await.unwrap();
+    let cluster = builder.sim_with(instant(Dialect::Vllm), "").config(change).start().await;
     let body = json!({ "model": "tiny", "max_tokens": 4, "input_ids": vec![7; 1_001],
         "messages": [{ "role": "user", "content": "hi" }] });
     let route = cluster.client.post("/v1/route", &[], body.to_string()).await.unwrap().json().unwrap();
@@ -346,8 +345,7 @@ async fn l4_an_address_opens_so_many_connections_and_others_are_served() {
         .config(|config| config.limits.connections_per_address = 2)
         .sim_with(instant(), "")
         .start()
-        .await
-        .unwrap();
+        .await;
     let address = cluster.gateway.address;
     let from = async |ip: &str| health_from(address, ip).await;
     let (one, two) = (from("127.0.0.2").await, from("127.0.0.2").await);
@@ -368,7 +366,7 @@ async fn l4_an_address_opens_so_many_connections_and_others_are_served() {
 
 #[tokio::test]
 async fn i9_one_address_does_not_fill_the_listener_of_operators() {
-    let cluster = TestClusterBuilder::new().sim_with(instant(), "").start().await.unwrap();
+    let cluster = TestClusterBuilder::new().sim_with(instant(), "").start().await;
     let admin = cluster.gateway.admin;
     let mut held = Vec::new();
     for _ in 0..64 {
@@ -391,8 +389,7 @@ async fn l4_a_trusted_proxy_opens_connections_for_many_clients() {
         })
         .sim_with(instant(), "")
         .start()
-        .await
-        .unwrap();
+        .await;
     let address = cluster.gateway.address;
     let mut of_proxy = Vec::new();
     for _ in 0..20 {

@@ -28,7 +28,7 @@ async fn cluster(prefill: usize, change: impl FnOnce(&mut Config)) -> TestCluste
     }
     // A booking that a failed attempt leaves behind would make the worker busy.
     let decode = SimConfig::instant(Dialect::Vllm, Role::Decode);
-    builder.sim_with(decode, ",max_concurrency=1").start().await.unwrap()
+    builder.sim_with(decode, ",max_concurrency=1").start().await
 }
 
 #[tokio::test]
@@ -88,8 +88,7 @@ async fn b6_a_refused_request_and_a_busy_pool_do_not_lead_to_local_prefill() {
         .sim_with(SimConfig::instant(Dialect::Vllm, Role::Prefill), ",max_concurrency=1")
         .sim(Dialect::Vllm, Role::Decode)
         .start()
-        .await
-        .unwrap();
+        .await;
     busy.sims[0].set_faults(vec![Fault::always(FaultKind::HangBeforeHeaders)]);
     let held = ask(&busy);
     let second = async {
@@ -107,11 +106,9 @@ async fn b6_a_refused_request_and_a_busy_pool_do_not_lead_to_local_prefill() {
 async fn b6_without_a_worker_that_prefills_locally_the_prefill_failure_is_the_answer() {
     let cluster = TestClusterBuilder::new()
         .config(|config| config.routing.local_fallback = true)
-        .sim(Dialect::Sglang, Role::Prefill)
-        .sim(Dialect::Sglang, Role::Decode)
+        .pair(Dialect::Sglang)
         .start()
-        .await
-        .unwrap();
+        .await;
     cluster.sims[0].set_faults(vec![Fault::always(status(500))]);
     let reply = ask(&cluster).await;
     assert_eq!((reply.status.as_u16(), reply.code()), (502, "bad_upstream".to_owned()), "{reply:?}");

@@ -124,7 +124,7 @@ async fn the_lab_decides_as_the_gateway_does() {
     for _ in 0..ENGINES {
         builder = builder.sim_with(engine(), "");
     }
-    let cluster = Arc::new(builder.start().await.unwrap());
+    let cluster = Arc::new(builder.start().await);
     cluster.kv_events_live().await.unwrap();
     let trace = trace();
     let seen = play(&cluster, &trace).await;

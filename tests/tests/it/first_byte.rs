@@ -48,7 +48,7 @@ fn inflight(cluster: &TestCluster) -> i64 {
 async fn aggregated(change: impl FnOnce(&mut Config)) -> TestCluster {
     let engine = SimConfig { record: 100, ..SimConfig::instant(Dialect::Vllm, Role::Aggregated) };
     let builder = TestClusterBuilder::new().config(change).sim_with(engine, "");
-    builder.start().await.unwrap()
+    builder.start().await
 }
 
 #[tokio::test]

@@ -31,7 +31,6 @@ async fn cluster(config: &str) -> TestCluster {
         .sim_with(engine(), ",label.place=last")
         .start()
         .await
-        .unwrap()
 }
 
 async fn post(cluster: &TestCluster, headers: &[(&str, &str)]) -> Reply {
@@ -320,7 +319,7 @@ async fn the_configuration_holds_formulas_and_tenants_are_named() {
     let more: Config = toml::from_str(wrong).unwrap();
     let builder = TestClusterBuilder::new().config(|config| config.policies.slots = more.policies.slots);
     let problem =
-        builder.sim(Dialect::Vllm, Role::Aggregated).start().await.map(drop).unwrap_err().to_string();
+        builder.sim(Dialect::Vllm, Role::Aggregated).try_start().await.map(drop).unwrap_err().to_string();
     let expected = "cost: column 5: unknown name `kv_usge`; did you mean `kv_usage`?";
     assert!(problem.contains("policies.slots.aggregated") && problem.contains(expected), "{problem}");
 }

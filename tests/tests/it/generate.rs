@@ -31,18 +31,12 @@ fn recording(role: Role) -> SimConfig {
 }
 
 async fn single() -> TestCluster {
-    TestClusterBuilder::new().sim_with(recording(Role::Aggregated), "").start().await.unwrap()
+    TestClusterBuilder::new().sim_with(recording(Role::Aggregated), "").start().await
 }
 
 /// A pair, and a worker that is not split.
 async fn mixed() -> TestCluster {
-    TestClusterBuilder::new()
-        .sim(Dialect::Sglang, Role::Prefill)
-        .sim(Dialect::Sglang, Role::Decode)
-        .sim_with(recording(Role::Aggregated), "")
-        .start()
-        .await
-        .unwrap()
+    TestClusterBuilder::new().pair(Dialect::Sglang).sim_with(recording(Role::Aggregated), "").start().await
 }
 
 /// Prefill and decode engines. Requests are not retried.
@@ -52,7 +46,7 @@ async fn pair(change: impl FnOnce(&mut Config)) -> TestCluster {
         change(config);
     });
     let builder = builder.sim_with(recording(Role::Prefill), "").sim_with(recording(Role::Decode), "");
-    builder.start().await.unwrap()
+    builder.start().await
 }
 
 async fn post(cluster: &TestCluster, body: impl Into<String>) -> Reply {
@@ -196,12 +190,10 @@ async fn c9_a_pair_gets_both_legs_at_once_and_a_batch_a_room_for_each_prompt() {
 async fn a1_only_sglang_workers_are_candidates_for_generate() {
     let cluster = TestClusterBuilder::new()
         .sim(Dialect::Vllm, Role::Aggregated)
-        .sim(Dialect::Vllm, Role::Prefill)
-        .sim(Dialect::Vllm, Role::Decode)
+        .pair(Dialect::Vllm)
         .sim_with(recording(Role::Aggregated), "")
         .start()
-        .await
-        .unwrap();
+        .await;
     for _ in 0..8 {
         whole(&cluster, json!({})).await;
     }
@@ -337,7 +329,7 @@ async fn engine(models: &'static str, acts: impl Fn(&str) -> Vec<Act> + Send + S
         line if line.starts_with("POST") => acts(&request.body),
         _ => vec![Act::Send(status("404 Not Found", "{}"))],
     };
-    RawEngine::start(script).await.unwrap()
+    RawEngine::start(script).await
 }
 
 async fn before(engines: &[(&str, &RawEngine)]) -> TestCluster {
@@ -351,7 +343,7 @@ async fn before(engines: &[(&str, &RawEngine)]) -> TestCluster {
         config.routing.quarantine = Duration::ZERO;
         config.workers = flags.iter().map(|flag| WorkerSpec::parse_flag(flag).unwrap()).collect();
     });
-    builder.start().await.unwrap()
+    builder.start().await
 }
 
 /// An event with a finish reason, as JSON.
@@ -521,7 +513,7 @@ async fn a1_without_a_model_an_adapter_that_is_served_is_the_model() {
     assert!(!engine_of_one.requests().iter().any(|request| request.line.starts_with("POST")));
     let other = SimConfig { model: "other".to_owned(), ..recording(Role::Aggregated) };
     let two = TestClusterBuilder::new().sim_with(recording(Role::Aggregated), "").sim_with(other, "");
-    let two = two.start().await.unwrap();
+    let two = two.start().await;
     // A1.9
     let (code, text) = refusal(&post(&two, body(json!({}))).await);
     assert_eq!((code, text.as_str()), (400, "model: is missing: expected one of other, tiny"));
@@ -532,8 +524,7 @@ async fn a1_without_a_model_an_adapter_that_is_served_is_the_model() {
 #[tokio::test]
 async fn a1_prompts_of_generate_are_routed_to_the_worker_that_has_them_cached() {
     let engine = || SimConfig { kv_events: true, ..recording(Role::Aggregated) };
-    let cluster =
-        TestClusterBuilder::new().sim_with(engine(), "").sim_with(engine(), "").start().await.unwrap();
+    let cluster = TestClusterBuilder::new().sim_with(engine(), "").sim_with(engine(), "").start().await;
     cluster.kv_events_live().await.unwrap();
     for first in [1_000_u32, 5_000, 9_000, 13_000] {
         let ids: Vec<u32> = (first..first + 640).collect();
@@ -624,7 +615,7 @@ async fn e3_generate_is_retried_when_an_engine_of_the_pair_dies_and_ends_with_an
         for role in [Role::Prefill, Role::Prefill, Role::Decode, Role::Decode] {
             builder = builder.sim_with(recording(role), "");
         }
-        let cluster = builder.start().await.unwrap();
+        let cluster = builder.start().await;
         cluster.sims[dies].set_faults(vec![Fault::always(FaultKind::Die)]);
         // Equal engines are chosen by chance.
         for number in (0..64).take_while(|number| *number < 12 || cluster.faults_fired("die") == 0) {
@@ -702,7 +693,7 @@ async fn e1_a_client_that_leaves_a_stream_of_generate_frees_the_pair() {
     let paced = |role| SimConfig { itl: Duration::from_millis(20), ..recording(role) };
     let builder =
         TestClusterBuilder::new().sim_with(paced(Role::Prefill), "").sim_with(paced(Role::Decode), "");
-    let cluster = builder.start().await.unwrap();
+    let cluster = builder.start().await;
     let long = json!({ "stream": true, "sampling_params": { "max_new_tokens": 5_000, "ignore_eos": true } });
     let mut stream = cluster.client.stream(GENERATE, &[], body(long)).await.unwrap();
     for _ in 0..3 {

@@ -17,12 +17,7 @@ use serde_json::{Value, json};
 async fn a_policy_s_lines_carry_its_name_generation_and_request_and_are_limited() {
     own_process!();
     let lines = Log::json();
-    let cluster = TestClusterBuilder::new()
-        .sim(Dialect::Vllm, Role::Prefill)
-        .sim(Dialect::Vllm, Role::Decode)
-        .start()
-        .await
-        .unwrap();
+    let cluster = TestClusterBuilder::new().pair(Dialect::Vllm).start().await;
     cluster.drop_policy("prefill.wasm", CHATTY).unwrap();
     let serves = |cluster: &pointsman_tests::TestCluster| {
         cluster.gateway.state().policies.status().slots[0].policy == "chatty"
@@ -95,8 +90,7 @@ async fn t6_failed_calls_and_breakers_are_logged_and_lines_of_trials_are_marked(
         })
         .sim(Dialect::Vllm, Role::Aggregated)
         .start()
-        .await
-        .unwrap();
+        .await;
     let serves = |cluster: &pointsman_tests::TestCluster, policy: &str| {
         cluster.gateway.state().policies.status().slots.iter().any(|slot| slot.policy == policy)
     };

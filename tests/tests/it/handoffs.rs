@@ -49,7 +49,7 @@ async fn engine(acts: impl Fn() -> Vec<Act> + Send + Sync + 'static) -> RawEngin
         line if line.starts_with("POST") => acts(),
         _ => vec![Act::Send(status("404 Not Found", "{}"))],
     };
-    RawEngine::start(script).await.unwrap()
+    RawEngine::start(script).await
 }
 
 fn engines(config: &mut Config, dialect: &str, prefill: &[&RawEngine], decode: &RawEngine) {
@@ -73,7 +73,7 @@ async fn pair(prefill: Vec<Act>, decode: Vec<Act>, change: impl FnOnce(&mut Conf
         engines(config, "sglang", &[&prefill], &decode);
         change(config);
     };
-    let cluster = TestClusterBuilder::new().config(configured).start().await.unwrap();
+    let cluster = TestClusterBuilder::new().config(configured).start().await;
     Pair { prefill, decode, cluster }
 }
 
@@ -254,8 +254,7 @@ async fn a_head_and(more: Vec<u8>) {
             config.routing.retries = 1;
         })
         .start()
-        .await
-        .unwrap();
+        .await;
     let stream = cluster.client.stream(COMPLETIONS, &[], prompt(json!({"stream": true}))).await.unwrap();
     // I2.6: the first attempt sent nothing but its head
     assert_eq!((stream.status.as_u16(), stream.all().await.unwrap().len()), (200, 3));
@@ -340,7 +339,7 @@ async fn e2_each_item_of_an_sglang_batch_is_aborted() {
 #[tokio::test]
 async fn a5_the_id_of_an_sglang_batch_has_no_item_s_number() {
     let cluster = TestCluster::disaggregated(Dialect::Sglang, 1, 1).await.unwrap();
-    let single = TestClusterBuilder::new().sim(Dialect::Sglang, Role::Aggregated).start().await.unwrap();
+    let single = TestClusterBuilder::new().sim(Dialect::Sglang, Role::Aggregated).start().await;
     for cluster in [&cluster, &single] {
         for prompts in [json!(["which way", "who says so"]), json!(["which way"])] {
             for stream in [false, true] {
@@ -373,13 +372,8 @@ async fn c6_several_choices_are_refused_by_an_sglang_pair_and_served_by_an_engin
         assert!(message.starts_with("n: "), "{message}");
     }
     assert_eq!(cluster.sims[1].state().requests.values().sum::<u64>(), 0, "nothing was sent");
-    let mixed = TestClusterBuilder::new()
-        .sim(Dialect::Sglang, Role::Prefill)
-        .sim(Dialect::Sglang, Role::Decode)
-        .sim(Dialect::Sglang, Role::Aggregated)
-        .start()
-        .await
-        .unwrap();
+    let mixed =
+        TestClusterBuilder::new().pair(Dialect::Sglang).sim(Dialect::Sglang, Role::Aggregated).start().await;
     let reply = mixed.client.post(COMPLETIONS, &[], several()).await.unwrap();
     assert_eq!(reply.status, 200, "{reply:?}");
     assert_eq!(reply.json().unwrap()["choices"].as_array().unwrap().len(), 2);
@@ -440,8 +434,7 @@ async fn e4_a_prefill_that_may_be_cancelled_ends_with_its_client() {
             .sim_with(of(slow(Dialect::Vllm, Role::Prefill)), flag)
             .sim_with(of(SimConfig::instant(Dialect::Vllm, Role::Decode)), "")
             .start()
-            .await
-            .unwrap();
+            .await;
         let has_it = |cluster: &TestCluster| {
             let prefill = cluster.sims[0].state();
             prefill.running + prefill.waiting == 1
@@ -464,8 +457,7 @@ async fn c6_a5_each_attempt_has_a_room_and_an_id_of_its_own() {
         .sim_with(recording(Role::Prefill), "")
         .sim_with(recording(Role::Decode), "")
         .start()
-        .await
-        .unwrap();
+        .await;
     let fault = Fault::always(FaultKind::Status { status: 500, retry_after: None });
     cluster.sims[0].set_faults(vec![Fault { times: Some(1), ..fault }]);
     let mut asked = 0;
@@ -514,8 +506,7 @@ async fn c7_the_rest_of_a_prefill_answer_is_drained() {
             config.server.threads = 1;
         })
         .start()
-        .await
-        .unwrap();
+        .await;
     for _ in 0..3 {
         let reply = cluster.client.post(COMPLETIONS, &[], prompt(json!({}))).await.unwrap();
         assert_eq!(reply.status, 200, "{reply:?}");
@@ -533,11 +524,9 @@ async fn c7a_incomplete_parameters_fall_back_to_local_prefill_where_that_is_allo
                 config.routing.local_fallback = fallback;
                 config.routing.enforce_disagg = enforced;
             })
-            .sim(Dialect::Vllm, Role::Prefill)
-            .sim(Dialect::Vllm, Role::Decode)
+            .pair(Dialect::Vllm)
             .start()
-            .await
-            .unwrap();
+            .await;
         let kind = FaultKind::PartialParams { field: "remote_block_ids".into() };
         cluster.sims[0].set_faults(vec![Fault::always(kind)]);
         let reply = cluster.client.post(COMPLETIONS, &[], prompt(json!({}))).await.unwrap();
@@ -560,11 +549,9 @@ async fn c3_a_choice_is_committed_once_and_a_pin_moves_no_cursor() {
             config.policies.slots = toml::from_str(&slots).unwrap();
         })
         .sim(Dialect::Vllm, Role::Prefill)
-        .sim(Dialect::Vllm, Role::Prefill)
-        .sim(Dialect::Vllm, Role::Decode)
+        .pair(Dialect::Vllm)
         .start()
-        .await
-        .unwrap();
+        .await;
     let (mut taken, number) = (Vec::new(), std::cell::Cell::new(0));
     for turn in 0..4 {
         // Prompts differ, so that no decode worker has them cached and the plan stays remote.
@@ -593,8 +580,7 @@ async fn c3_d5_f4_legs_are_booked_from_their_choice_to_their_end() {
             .sim_with(slow(Dialect::Vllm, Role::Prefill), "")
             .sim(Dialect::Vllm, Role::Decode)
             .start()
-            .await
-            .unwrap();
+            .await;
         let client = cluster.client.clone();
         let tasks = tokio_util::task::TaskTracker::new();
         let pins = [("x-prefill-instance-id", "2")];
@@ -618,8 +604,7 @@ async fn f4_prefill_is_complete_at_the_first_token_and_an_error_frees_the_bookin
         .config(|config| config.routing.retries = 0)
         .sim_with(config, "")
         .start()
-        .await
-        .unwrap();
+        .await;
     let waiting = |cluster: &TestCluster| {
         let worker = cluster.gateway.state().registry.snapshot().get(WorkerId(1)).unwrap().clone();
         worker.candidates()[0].load().active_prefill_tokens()
@@ -656,8 +641,7 @@ async fn d3_a_required_domain_joins_the_client_s_taints_and_an_unknown_prefill_w
         .sim_with(SimConfig::instant(Dialect::Vllm, Role::Decode), ",taint=gold,topology.rack=r2")
         .sim_with(SimConfig::instant(Dialect::Vllm, Role::Decode), ",taint=gold,topology.rack=r1")
         .start()
-        .await
-        .unwrap();
+        .await;
     for _ in 0..4 {
         let body = prompt(json!({"nvext": {"required_taints": ["gold"]}}));
         // D3.2: worker 2 lacks the client's taint, worker 3 the domain

@@ -54,7 +54,6 @@ async fn engine(metrics: Option<&'static str>, pause: Duration) -> RawEngine {
         _ => vec![Act::Send(status("404 Not Found", "{}"))],
     })
     .await
-    .unwrap()
 }
 
 /// A gateway in front of these engines, with short limits.
@@ -67,7 +66,7 @@ async fn gateway(engines: &[(&str, &RawEngine)], longest: Duration) -> TestClust
             config.workers.push(engine.worker(&format!("id={id},role=aggregated,engine={dialect}")));
         }
     });
-    builder.start().await.unwrap()
+    builder.start().await
 }
 
 /// The text of a stream, and how long it took.
@@ -129,7 +128,7 @@ async fn i1_an_error_behind_an_event_that_is_held_back_has_its_own_status() {
         let mut statuses = Vec::new();
         for begin in [first, ""] {
             let answer = [stream_head(), chunk(format!("{begin}{error}").as_bytes()), chunk(b"")].concat();
-            let engine = RawEngine::serving(move |_| vec![Act::Send(answer.clone())]).await.unwrap();
+            let engine = RawEngine::serving(move |_| vec![Act::Send(answer.clone())]).await;
             let cluster = gateway(&[("openai", &engine)], Duration::from_secs(20)).await;
             let key = if path == "/v1/responses" { "input" } else { "messages" };
             let mut body = value!({"model": "tiny", "max_tokens": 9, "stream": true, "store": false});

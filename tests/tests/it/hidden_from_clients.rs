@@ -51,11 +51,11 @@ fn unnamed(event: &Value) -> String {
 /// What a client of one worker gets for an answer of it.
 async fn passed(kind: &str, path: &str, is_stream: bool, answer: &str) -> String {
     let acts = if is_stream { stream(answer) } else { vec![Act::Send(json_answer(answer))] };
-    let engine = RawEngine::serving(move |_| acts.clone()).await.unwrap();
+    let engine = RawEngine::serving(move |_| acts.clone()).await;
     let builder = TestClusterBuilder::new().config(|config| {
         config.workers = vec![engine.worker(&format!("role=aggregated,engine={kind},model=tiny"))];
     });
-    let cluster = builder.start().await.unwrap();
+    let cluster = builder.start().await;
     let body = json!({ "model": "tiny", "stream": is_stream, "max_tokens": 4, "prompt": "x", "input": "x", "text": "x",
         "query": "x", "documents": ["x"], "messages": [{ "role": "user", "content": "x" }] });
     let reply = cluster.client.post(path, &[], body.to_string()).await.unwrap();
@@ -190,8 +190,7 @@ async fn pair(prefill: Vec<Act>, decode: Vec<Act>) -> (TestCluster, [RawEngine; 
             _ => acts.clone(),
         }
     };
-    let engines =
-        [RawEngine::start(script(prefill)).await.unwrap(), RawEngine::start(script(decode)).await.unwrap()];
+    let engines = [RawEngine::start(script(prefill)).await, RawEngine::start(script(decode)).await];
     let flags = engines
         .iter()
         .zip(["prefill", "decode"])
@@ -202,7 +201,7 @@ async fn pair(prefill: Vec<Act>, decode: Vec<Act>) -> (TestCluster, [RawEngine; 
         config.routing.retries = 0;
         config.routing.quarantine = Duration::ZERO;
     });
-    (builder.start().await.unwrap(), engines)
+    (builder.start().await, engines)
 }
 
 #[tokio::test]
@@ -291,10 +290,10 @@ async fn a5_an_error_after_the_gateways_own_abort_is_not_logged() {
         let wait = request.body.contains("leaves").then(|| Act::Wait(aborted.clone()));
         wait.into_iter().chain([Act::Send(error.clone())]).collect()
     });
-    let engine = engine.await.unwrap();
+    let engine = engine.await;
     let builder = TestClusterBuilder::new()
         .config(|config| config.workers = vec![engine.worker("role=aggregated,engine=sglang,model=tiny")]);
-    let cluster = builder.start().await.unwrap();
+    let cluster = builder.start().await;
     let ask = |id: &'static str| {
         let body = json!({ "model": "tiny", "messages": [{ "role": "user", "content": id }] });
         let client = &cluster.client;

@@ -50,7 +50,7 @@ impl Secure {
             config.server.threads = 1;
             change(config);
         });
-        Self { cluster: builder.start().await.unwrap(), authority, _files: files }
+        Self { cluster: builder.start().await, authority, _files: files }
     }
 
     async fn client(&self) -> Http2Client {
@@ -551,7 +551,7 @@ async fn j5_no_reset_follows_an_early_refusal() {
 
 #[tokio::test]
 async fn j5_http_2_without_tls_is_refused_in_its_own_words() {
-    let cluster = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await.unwrap();
+    let cluster = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await;
     for address in [cluster.gateway.address, cluster.gateway.admin] {
         let mut stream = TcpStream::connect(address).await.unwrap();
         stream.write_all(PREFACE).await.unwrap();

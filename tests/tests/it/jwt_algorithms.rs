@@ -34,7 +34,6 @@ async fn cluster(jwks_file: PathBuf, algorithms: Vec<String>) -> TestCluster {
         .sim_with(SimConfig::instant(Dialect::Vllm, Role::Aggregated), "")
         .start()
         .await
-        .unwrap()
 }
 
 async fn ask(cluster: &TestCluster, token: &str) -> u16 {

@@ -72,7 +72,7 @@ async fn two_ranks() -> RawEngine {
         "GET /metrics" => metrics.clone(),
         _ => "{}".to_owned(),
     };
-    RawEngine::start(move |request| vec![Act::Send(raw_engine::json(&answer(request)))]).await.unwrap()
+    RawEngine::start(move |request| vec![Act::Send(raw_engine::json(&answer(request)))]).await
 }
 
 #[tokio::test]
@@ -89,7 +89,7 @@ async fn b5_the_ranks_of_vllm_are_counted_and_the_events_of_each_are_followed() 
     let flag = |more: &str| format!("id=1,role=aggregated,engine=vllm,url=http://{}{more}", engine.address);
     let start = async |flag: String| {
         let change = |config: &mut Config| config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
-        TestClusterBuilder::new().config(change).start().await.unwrap()
+        TestClusterBuilder::new().config(change).start().await
     };
     let cluster = start(flag(&format!(",kv_events=tcp://127.0.0.1:{}", first.port))).await;
     let prompt: Vec<u32> = (0..32).collect();
@@ -126,7 +126,7 @@ async fn b5_the_ranks_of_vllm_are_counted_and_the_events_of_each_are_followed() 
 async fn start(publisher: &mut Publisher) -> TestCluster {
     let more = format!(",kv_events=tcp://127.0.0.1:{}", publisher.port);
     let sim = SimConfig { block_size: 16, ..SimConfig::instant(Dialect::Vllm, Role::Aggregated) };
-    let cluster = TestClusterBuilder::new().sim_with(sim, &more).start().await.unwrap();
+    let cluster = TestClusterBuilder::new().sim_with(sim, &more).start().await;
     subscribed(publisher, &cluster).await;
     cluster
 }
@@ -236,8 +236,7 @@ async fn h1_a_prompt_for_an_adapter_has_the_blocks_of_the_adapter() {
         }
         _ => vec![Act::Send(raw_engine::json("{}"))],
     })
-    .await
-    .unwrap();
+    .await;
     let flag = format!(
         "id=1,role=aggregated,engine=vllm,url=http://{},kv_events=tcp://127.0.0.1:{}",
         engine.address, publisher.port
@@ -247,7 +246,7 @@ async fn h1_a_prompt_for_an_adapter_has_the_blocks_of_the_adapter() {
         config.models.insert("tiny".to_owned(), model);
         config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
     };
-    let cluster = TestClusterBuilder::new().config(change).start().await.unwrap();
+    let cluster = TestClusterBuilder::new().config(change).start().await;
     subscribed(&mut publisher, &cluster).await;
     let prompt: Vec<u32> = (0..64).map(|place| place * 13 + 7).collect();
     let of = |lora: Option<&str>, first: u64, blocks: usize| {
@@ -297,14 +296,13 @@ async fn h7_a_chat_of_gpt_oss_with_an_effort_is_routed_by_bytes() {
             };
             vec![Act::Send(raw_engine::json(&body.to_string()))]
         })
-        .await
-        .unwrap();
+        .await;
         let change = |config: &mut Config| {
             let model = Model { tokenizer: Some(TokenSource::Engine), ..Model::default() };
             config.models.insert("tiny".to_owned(), model);
             config.workers.push(engine.worker("id=1,role=aggregated,engine=vllm"));
         };
-        let cluster = TestClusterBuilder::new().config(change).start().await.unwrap();
+        let cluster = TestClusterBuilder::new().config(change).start().await;
         let is_estimated = async |effort: Value| {
             let body = json!({"model": "tiny", "messages": [{"role": "user", "content": "a"}], "reasoning_effort": effort});
             let told = cluster.client.post("/v1/route", &[], body.to_string()).await.unwrap().json().unwrap();
@@ -327,7 +325,7 @@ async fn h2_a_prefix_that_an_engine_cached_before_its_events_were_followed_is_pr
     let mut publisher = Publisher { seq: 5, ..Publisher::bind().await };
     let more = format!(",kv_events=tcp://127.0.0.1:{}", publisher.port);
     let sim = SimConfig { block_size: 16, ..SimConfig::instant(Dialect::Vllm, Role::Aggregated) };
-    let cluster = TestClusterBuilder::new().sim_with(sim, &more).start().await.unwrap();
+    let cluster = TestClusterBuilder::new().sim_with(sim, &more).start().await;
     let prompt: Vec<u32> = (0..64).map(|place| place * 13 + 7).collect();
     for _ in 0..1_000 {
         publisher.send(&[stored(0, "full_attention", Some(8), &[9], &prompt[48..], 16)]).await;

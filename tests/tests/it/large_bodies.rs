@@ -22,7 +22,7 @@ async fn bench() -> (TestCluster, [RawEngine; 2]) {
         line if line.starts_with("GET") => vec![Act::Send(json("{}"))],
         _ => vec![Act::Send(json(ANSWER))],
     };
-    let engines = [RawEngine::start(answer).await.unwrap(), RawEngine::start(answer).await.unwrap()];
+    let engines = [RawEngine::start(answer).await, RawEngine::start(answer).await];
     let builder = TestClusterBuilder::new().config(|config| {
         for (place, engine) in engines.iter().enumerate() {
             let flag =
@@ -30,7 +30,7 @@ async fn bench() -> (TestCluster, [RawEngine; 2]) {
             config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
         }
     });
-    (builder.start().await.unwrap(), engines)
+    (builder.start().await, engines)
 }
 
 fn requests(engines: &[RawEngine]) -> Vec<String> {

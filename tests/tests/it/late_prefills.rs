@@ -19,7 +19,7 @@ async fn silent() -> RawEngine {
         line if line.starts_with("GET") || line.contains("abort") => vec![Act::Send(json_answer("{}"))],
         _ => vec![Act::Hang],
     };
-    RawEngine::start(script).await.unwrap()
+    RawEngine::start(script).await
 }
 
 #[tokio::test]
@@ -40,7 +40,7 @@ async fn i3_a_prefill_that_never_answers_is_the_error_of_the_request() {
                     config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
                 }
             });
-            let cluster = builder.start().await.unwrap();
+            let cluster = builder.start().await;
             let body = format!(r#"{{"model":"tiny","prompt":"a","stream":{stream}}}"#);
             let reply = cluster.client.post("/v1/completions", &[], body).await.unwrap();
             let text = String::from_utf8_lossy(&reply.body).into_owned();

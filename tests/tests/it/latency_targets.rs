@@ -26,7 +26,6 @@ async fn cluster(sections: &str, sim: SimConfig) -> TestCluster {
         .sim_with(sim, "")
         .start()
         .await
-        .unwrap()
 }
 
 fn instant() -> SimConfig {

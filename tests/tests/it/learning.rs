@@ -85,8 +85,7 @@ async fn traffic_moves_away_from_a_slow_engine_and_a_reload_forgets_nothing() {
         .sim_with(engine(Duration::from_millis(400)), "")
         .sim_with(engine(Duration::ZERO), "")
         .start()
-        .await
-        .unwrap();
+        .await;
     cluster.drop_policy("aggregated.wasm", LEARNED_TTFT).unwrap();
     serves(&cluster, "learned-ttft").await;
     let mut asked = 0;
@@ -136,8 +135,7 @@ async fn every_decision_s_outcome_is_delivered_once_with_its_worker_and_status()
         .sim_with(slow.clone(), "")
         .sim_with(slow, "")
         .start()
-        .await
-        .unwrap();
+        .await;
     cluster.drop_policy("aggregated.wasm", &scripted(ROGUE_LEARNER, "good 0")).unwrap();
     serves(&cluster, "rogue").await;
     for _ in 0..5 {
@@ -172,8 +170,7 @@ async fn a_stream_that_moves_teaches_of_the_worker_where_it_began() {
             .sim_with(slow.clone(), "")
             .sim_with(slow, "")
             .start()
-            .await
-            .unwrap();
+            .await;
         cluster.drop_policy("aggregated.wasm", &policy).unwrap();
         serves(&cluster, name).await;
         cluster.admin.post("/workers/2/drain", &[], "").await.unwrap();
@@ -202,8 +199,7 @@ async fn each_leg_s_slot_learns_of_its_own_workers_only() {
     for kind in [SlotKind::Prefill, SlotKind::Decode] {
         builder = slot(builder, kind, "grants = [\"log\", \"state\"]");
     }
-    let cluster =
-        builder.sim(Dialect::Vllm, Role::Prefill).sim(Dialect::Vllm, Role::Decode).start().await.unwrap();
+    let cluster = builder.pair(Dialect::Vllm).start().await;
     for file in ["prefill.wasm", "decode.wasm"] {
         cluster.drop_policy(file, &scripted(ROGUE_LEARNER, "good 0")).unwrap();
     }
@@ -225,11 +221,9 @@ async fn each_leg_s_slot_learns_of_its_own_workers_only() {
 #[tokio::test]
 async fn a_decode_override_learns_which_leg_answered() {
     let cluster = slot(TestClusterBuilder::new(), SlotKind::DecodeOverride, "grants = [\"log\", \"state\"]")
-        .sim(Dialect::Vllm, Role::Prefill)
-        .sim(Dialect::Vllm, Role::Decode)
+        .pair(Dialect::Vllm)
         .start()
-        .await
-        .unwrap();
+        .await;
     cluster.drop_policy("decode-override.wasm", &scripted(ROGUE_LEARNING_PLANNER, "learn-local 0")).unwrap();
     serves(&cluster, "rogue").await;
     let (mut remote, mut local) = (0, 0);
@@ -250,12 +244,8 @@ async fn a_decode_override_learns_which_leg_answered() {
 #[tokio::test]
 async fn t7_a_shadow_learns_from_requests_that_the_active_lane_served() {
     let entry = "builtin = \"conditional-disagg\"\ngrants = [\"log\", \"state\"]";
-    let cluster = slot(TestClusterBuilder::new(), SlotKind::DecodeOverride, entry)
-        .sim(Dialect::Vllm, Role::Prefill)
-        .sim(Dialect::Vllm, Role::Decode)
-        .start()
-        .await
-        .unwrap();
+    let cluster =
+        slot(TestClusterBuilder::new(), SlotKind::DecodeOverride, entry).pair(Dialect::Vllm).start().await;
     let policy = scripted(ROGUE_LEARNING_PLANNER, "learn-local 0");
     cluster.drop_policy("decode-override.shadow.wasm", &policy).unwrap();
     let compared = |cluster: &TestCluster| {
@@ -284,8 +274,7 @@ async fn a_learner_that_traps_loops_or_hoards_touches_no_request_and_decides_on(
         let cluster = slot(TestClusterBuilder::new(), SlotKind::Aggregated, "grants = [\"log\", \"state\"]")
             .sim(Dialect::Vllm, Role::Aggregated)
             .start()
-            .await
-            .unwrap();
+            .await;
         cluster.drop_policy("aggregated.wasm", &scripted(ROGUE_LEARNER, script)).unwrap();
         serves(&cluster, "rogue").await;
         let mut asked = 0;
@@ -323,8 +312,7 @@ async fn a_learner_that_fails_in_its_probe_is_refused() {
     let cluster = slot(TestClusterBuilder::new(), SlotKind::Aggregated, "grants = [\"log\", \"state\"]")
         .sim(Dialect::Vllm, Role::Aggregated)
         .start()
-        .await
-        .unwrap();
+        .await;
     cluster.drop_policy("aggregated.wasm", &scripted(ROGUE_LEARNER, "observe-loop 0")).unwrap();
     let refused =
         |cluster: &TestCluster| !cluster.gateway.state().policies.status().slots[2].refusals.is_empty();

@@ -75,13 +75,12 @@ async fn engine() -> RawEngine {
         }
     })
     .await
-    .unwrap()
 }
 
 /// A gateway before one engine.
 async fn before(engine: &RawEngine) -> TestCluster {
     let worker = engine.worker("id=1,role=aggregated,engine=openai");
-    TestClusterBuilder::new().config(|config| config.workers.push(worker)).start().await.unwrap()
+    TestClusterBuilder::new().config(|config| config.workers.push(worker)).start().await
 }
 
 #[tokio::test]
@@ -126,7 +125,7 @@ async fn f4_each_new_block_yields_the_mean_inter_token_latency() {
         load_factor: 1.0,
         ..SimConfig::instant(Dialect::Vllm, Role::Aggregated)
     };
-    let cluster = TestClusterBuilder::new().sim_with(slow, "").start().await.unwrap();
+    let cluster = TestClusterBuilder::new().sim_with(slow, "").start().await;
     let mut stream = cluster.client.stream(COMPLETIONS, &[], body(100, true)).await.unwrap();
     for _ in 0..45 {
         stream.next().await.unwrap().unwrap();
@@ -145,7 +144,7 @@ async fn f4_each_new_block_yields_the_mean_inter_token_latency() {
 
 #[tokio::test]
 async fn f4_the_end_yields_the_lengths_and_the_hit_rate() {
-    let cluster = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await.unwrap();
+    let cluster = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await;
     for stream in [false, true] {
         assert_eq!(cluster.client.post(COMPLETIONS, &[], body(20, stream)).await.unwrap().status, 200);
         cluster.at_rest().await.unwrap();
@@ -176,8 +175,7 @@ async fn m4_the_time_between_tokens_is_that_of_one_choice() {
         acts.extend([Act::Send(chunk(b"data: [DONE]\n\n")), Act::Send(b"0\r\n\r\n".to_vec())]);
         acts
     })
-    .await
-    .unwrap();
+    .await;
     let cluster = before(&engine).await;
     let body = json!({"model": "tiny", "prompt": "a", "stream": true, "n": 4}).to_string();
     assert_eq!(cluster.client.post(COMPLETIONS, &[], body).await.unwrap().status, 200);
@@ -198,8 +196,7 @@ async fn f4_tokens_that_all_came_in_one_read_have_no_time_between_them() {
         let events = chunk((event.repeat(20) + "data: [DONE]\n\n").as_bytes());
         vec![Act::Send([stream_head(), events, b"0\r\n\r\n".to_vec()].concat())]
     })
-    .await
-    .unwrap();
+    .await;
     let cluster = before(&engine).await;
     let body = json!({"model": "tiny", "prompt": "a", "stream": true}).to_string();
     assert_eq!(cluster.client.post(COMPLETIONS, &[], body).await.unwrap().status, 200);
@@ -210,7 +207,7 @@ async fn f4_tokens_that_all_came_in_one_read_have_no_time_between_them() {
 
 #[tokio::test]
 async fn m4_whole_answers_are_relayed_bytes_too() {
-    let cluster = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await.unwrap();
+    let cluster = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await;
     let answer = cluster.client.post(COMPLETIONS, &[], body(20, false)).await.unwrap();
     cluster.at_rest().await.unwrap();
     // M4.22
@@ -270,8 +267,7 @@ async fn f4_receipts_of_requests_that_were_shed_or_refused_end() {
         })
         .sim(Dialect::Vllm, Role::Aggregated)
         .start()
-        .await
-        .unwrap();
+        .await;
     shedding.drop_policy("aggregated.wasm", HOSTILE).unwrap();
     assert_eq!(shedding.admin.post("/policies/reload", &[], "").await.unwrap().status, 200);
     assert_eq!(shedding.client.post(COMPLETIONS, &[], body(2, false)).await.unwrap().status, 429);
@@ -283,8 +279,7 @@ async fn f4_receipts_of_requests_that_were_shed_or_refused_end() {
         })
         .sim(Dialect::Vllm, Role::Aggregated)
         .start()
-        .await
-        .unwrap();
+        .await;
     assert_eq!(direct.client.post(COMPLETIONS, &[], body(2, false)).await.unwrap().status, 400);
     ended(&direct, 400, "invalid_request").await;
     let planned = TestCluster::disaggregated(Dialect::Vllm, 1, 1).await.unwrap();

@@ -27,13 +27,8 @@ fn resident() -> usize {
 async fn i_a_number_of_choices_beyond_the_limit_is_400_on_an_sglang_pair_and_takes_no_memory() {
     own_process!();
     // A worker that is not split serves the choices that a pair of SGLang cannot.
-    let cluster = TestClusterBuilder::new()
-        .sim(Dialect::Sglang, Role::Prefill)
-        .sim(Dialect::Sglang, Role::Decode)
-        .sim(Dialect::Sglang, Role::Aggregated)
-        .start()
-        .await
-        .unwrap();
+    let cluster =
+        TestClusterBuilder::new().pair(Dialect::Sglang).sim(Dialect::Sglang, Role::Aggregated).start().await;
     let before = resident();
     for field in ["n", "best_of", "\\u006e"] {
         for n in ["4294967295", "3000000", "129", "0", "-1", "1.5", "1e400", "\"200\"", "1e9"] {
@@ -60,12 +55,10 @@ async fn i_a_batch_has_limits_that_the_operator_sets() {
             config.limits.prompts = 4;
             config.limits.sequences = 6;
         })
-        .sim(Dialect::Sglang, Role::Prefill)
-        .sim(Dialect::Sglang, Role::Decode)
+        .pair(Dialect::Sglang)
         .sim(Dialect::Sglang, Role::Aggregated)
         .start()
-        .await
-        .unwrap();
+        .await;
     let batch = async |prompts: usize, n: u32| {
         let list = vec!["\"p\""; prompts].join(",");
         ask(&cluster, COMPLETIONS, format!(r#"{{"model":"tiny","prompt":[{list}],"max_tokens":1,"n":{n}}}"#))
@@ -108,7 +101,7 @@ async fn i_thirty_megabytes_of_taints_are_400_at_once() {
 
 #[tokio::test]
 async fn i_every_other_count_of_a_client_has_a_limit() {
-    let cluster = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await.unwrap();
+    let cluster = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await;
     let list = |element: &str, count: usize| vec![element; count].join(",");
     let chat =
         |fields: &str| format!(r#"{{"model":"tiny","messages":[{{"role":"user","content":"x"}}],{fields}}}"#);

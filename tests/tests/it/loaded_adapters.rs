@@ -45,7 +45,7 @@ impl Engine {
                 _ => answer(request, &listed.lock(), is_sglang),
             })]
         };
-        let raw = RawEngine::start(script).await.unwrap();
+        let raw = RawEngine::start(script).await;
         let flag = format!("{flag},url=http://{}", raw.address);
         Self { raw, flag, adapters: loaded, readings }
     }
@@ -116,7 +116,7 @@ async fn start(engines: &[&Engine]) -> TestCluster {
         config.probe.interval = Duration::from_secs(60);
         config.workers.extend(engines.iter().map(|engine| WorkerSpec::parse_flag(&engine.flag).unwrap()));
     });
-    let cluster = builder.start().await.unwrap();
+    let cluster = builder.start().await;
     for engine in engines {
         let read = |_: &TestCluster| engine.readings() > 0;
         cluster.until("the engine's models are read", read).await.unwrap();
@@ -324,9 +324,8 @@ async fn b3_an_adapter_with_the_name_of_another_workers_model_is_left_out() {
             })]
         }
     };
-    let one = RawEngine::start(base(r#"{"data":[{"id":"m","parent":null}]}"#)).await.unwrap();
-    let other =
-        RawEngine::start(base(r#"{"data":[{"id":"base"},{"id":"m","parent":"base"}]}"#)).await.unwrap();
+    let one = RawEngine::start(base(r#"{"data":[{"id":"m","parent":null}]}"#)).await;
+    let other = RawEngine::start(base(r#"{"data":[{"id":"base"},{"id":"m","parent":"base"}]}"#)).await;
     let cluster = TestClusterBuilder::new()
         .config(|config| {
             config.workers.extend(
@@ -335,8 +334,7 @@ async fn b3_an_adapter_with_the_name_of_another_workers_model_is_left_out() {
             );
         })
         .start()
-        .await
-        .unwrap();
+        .await;
     cluster.until("both are read", |cluster| lists(cluster, Leg::Aggregated, "base") == 1).await.unwrap();
     cluster.until("one is left out", |cluster| lists(cluster, Leg::Aggregated, "m") == 1).await.unwrap();
     let serves = |cluster: &TestCluster| {

@@ -35,7 +35,7 @@ fn local_fleet(decode: usize, change: impl FnOnce(&mut Config)) -> TestClusterBu
 }
 
 async fn start(builder: TestClusterBuilder) -> TestCluster {
-    let cluster = builder.start().await.unwrap();
+    let cluster = builder.start().await;
     let known = |cluster: &TestCluster| {
         let snapshot = cluster.gateway.state().registry.snapshot();
         snapshot.workers().iter().all(|worker| worker.engine_load().is_some())

@@ -58,7 +58,7 @@ async fn k5_secrets_towards_nats_and_etcd_appear_nowhere() {
             config.discovery.etcd = vec![etcd];
         });
         async move {
-            let cluster = builder.start().await.unwrap();
+            let cluster = builder.start().await;
             settled(&cluster).await;
             let mut shown = format!("{:?}", cluster.gateway.state());
             for path in ["/replicas", "/discovery", "/readyz", "/metrics", "/workers"] {

@@ -29,7 +29,7 @@ async fn m3_the_log_says_why_spans_were_not_exported() {
         (config.traces.sample_ratio, config.traces.interval) = (1.0, Duration::from_millis(20));
         config.traces.timeout = Duration::from_millis(100);
     });
-    let cluster = builder.start().await.unwrap();
+    let cluster = builder.start().await;
     let body = r#"{"model":"tiny","max_tokens":2,"messages":[]}"#;
     cluster.client.post("/v1/chat/completions", &[], body).await.unwrap();
     let mut text = String::new();
@@ -70,7 +70,7 @@ async fn p10_the_log_names_each_entry_that_a_source_refuses_once() {
         ..DiscoveryFile::default()
     };
     let builder = TestClusterBuilder::new().config(|config| config.discovery.files = vec![file]);
-    let cluster = builder.start().await.unwrap();
+    let cluster = builder.start().await;
     let refused = |_: &_| {
         let text = log.text();
         let lines = text.lines().filter(|line| line.contains("discovered worker is refused"));
@@ -157,7 +157,7 @@ async fn jumping_sequence_numbers_of_kv_events_write_a_line_a_second_and_are_cou
         }
     });
     let config = SimConfig::instant(Dialect::Vllm, Role::Aggregated);
-    let cluster = TestClusterBuilder::new().sim_with(config, &endpoint).start().await.unwrap();
+    let cluster = TestClusterBuilder::new().sim_with(config, &endpoint).start().await;
     let mut forgotten = 0;
     for _ in 0..400 {
         let text = cluster.metrics_text().await.unwrap();
@@ -196,7 +196,7 @@ async fn i3_a_whole_answer_that_is_given_up_has_a_line_with_its_request_and_limi
                 Duration::from_millis(300);
             config.routing.retries = 0;
         });
-        let cluster = builder.start().await.unwrap();
+        let cluster = builder.start().await;
         cluster.sims[0].set_faults(vec![Fault::always(FaultKind::HangBeforeHeaders)]);
         let body = format!(r#"{{"model":"tiny","max_tokens":2,"messages":[],"stream":{stream}}}"#);
         let id = [("x-request-id", format!("req-{limit}-{stream}"))];
@@ -222,12 +222,8 @@ async fn p11_workers_with_one_address_for_kv_events_are_told() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let endpoint = format!(",kv_events=tcp://{}", listener.local_addr().unwrap());
     let config = || SimConfig::instant(Dialect::Vllm, Role::Aggregated);
-    let cluster = TestClusterBuilder::new()
-        .sim_with(config(), &endpoint)
-        .sim_with(config(), &endpoint)
-        .start()
-        .await
-        .unwrap();
+    let cluster =
+        TestClusterBuilder::new().sim_with(config(), &endpoint).sim_with(config(), &endpoint).start().await;
     let told = |_: &pointsman_tests::TestCluster| {
         let text = log.text();
         let mut lines =
@@ -257,8 +253,7 @@ async fn p11_workers_with_one_address_for_replays_or_handoffs_are_told() {
         .sim_with(vllm(), p2p)
         .sim_with(vllm(), p2p)
         .start()
-        .await
-        .unwrap();
+        .await;
     let lines = || {
         let text = log.text();
         let lines = text.lines().filter(|line| line.contains("two workers have one address for"));
@@ -289,15 +284,14 @@ async fn e2_an_abort_that_an_engine_does_not_allow_is_told_once_for_each_worker(
         line if line.starts_with("GET") => vec![Act::Send(json("{}"))],
         _ => vec![Act::Hang],
     };
-    let (prefill, decode) =
-        (RawEngine::start(answer).await.unwrap(), RawEngine::start(answer).await.unwrap());
+    let (prefill, decode) = (RawEngine::start(answer).await, RawEngine::start(answer).await);
     let change = |config: &mut Config| {
         config.timeouts.request = Duration::from_secs(2);
         for (role, id, engine) in [("prefill", 1, &prefill), ("decode", 2, &decode)] {
             config.workers.push(engine.worker(&format!("id={id},role={role},engine=sglang")));
         }
     };
-    let cluster = TestClusterBuilder::new().config(change).start().await.unwrap();
+    let cluster = TestClusterBuilder::new().config(change).start().await;
     let body = r#"{"model":"tiny","max_tokens":2,"messages":[]}"#;
     for _ in 0..3 {
         let leaving = cluster.client.post("/v1/chat/completions", &[], body);
@@ -321,7 +315,7 @@ async fn h6_kv_events_of_a_healthy_worker_that_never_arrive_are_told() {
     // Nothing listens at port 9.
     let config = SimConfig::instant(Dialect::Vllm, Role::Aggregated);
     let builder = TestClusterBuilder::new().sim_with(config, ",kv_events=tcp://127.0.0.1:9");
-    let cluster = builder.start().await.unwrap();
+    let cluster = builder.start().await;
     let read = async |path| -> serde_json::Value {
         serde_json::from_slice(&cluster.admin.get(path).await.unwrap().body).unwrap()
     };
@@ -375,7 +369,7 @@ async fn b6_a_remote_prefill_that_fails_for_good_has_one_line_and_a_refused_one_
         for place in 0..=prefill {
             builder = builder.sim(Dialect::Vllm, if place < prefill { Role::Prefill } else { Role::Decode });
         }
-        let cluster = builder.start().await.unwrap();
+        let cluster = builder.start().await;
         for sim in &cluster.sims[..prefill] {
             sim.set_faults(vec![Fault::always(FaultKind::Status { status, retry_after: None })]);
         }

@@ -9,18 +9,17 @@ use pointsman_workers::WorkerSpec;
 use serde_json::{Value, json};
 
 async fn engine() -> RawEngine {
-    RawEngine::serving(|_: &RawRequest| vec![Act::Send(json(ANSWER))]).await.unwrap()
+    RawEngine::serving(|_: &RawRequest| vec![Act::Send(json(ANSWER))]).await
 }
 
 /// A gateway in front of an engine, and one whose only worker is the first. The first prefers the second.
 async fn two_that_list_each_other(engine: &RawEngine) -> [TestCluster; 2] {
-    let first = TestClusterBuilder::new().in_turn([engine]).start().await.unwrap();
+    let first = TestClusterBuilder::new().in_turn([engine]).start().await;
     let flag = format!("role=aggregated,engine=openai,url=http://{}", first.gateway.address);
     let second = TestClusterBuilder::new()
         .config(|config| config.workers.push(WorkerSpec::parse_flag(&flag).unwrap()))
         .start()
-        .await
-        .unwrap();
+        .await;
     let body = json!({
         "url": format!("http://{}", second.gateway.address), "role": "aggregated", "engine": "openai",
         "labels": {"turn": "0"},
@@ -67,7 +66,7 @@ async fn i19_a_request_that_comes_back_is_refused_once_and_tried_on_another_work
 #[tokio::test]
 async fn i19_every_request_to_a_worker_names_the_program() {
     let engine = engine().await;
-    let cluster = TestClusterBuilder::new().in_turn([&engine]).start().await.unwrap();
+    let cluster = TestClusterBuilder::new().in_turn([&engine]).start().await;
     assert_eq!(ask(&cluster, &[("user-agent", "of-client")]).await.status, 200);
     let requests = engine.requests();
     assert!(requests.iter().any(|request| request.line.starts_with("POST")));
@@ -81,7 +80,7 @@ async fn i19_every_request_to_a_worker_names_the_program() {
 #[tokio::test]
 async fn i19_requests_to_workers_name_the_gateways_that_they_passed() {
     let engine = engine().await;
-    let cluster = TestClusterBuilder::new().in_turn([&engine]).start().await.unwrap();
+    let cluster = TestClusterBuilder::new().in_turn([&engine]).start().await;
     let via = || {
         let last = engine.requests().into_iter().rfind(|request| request.line.starts_with("POST")).unwrap();
         last.head.lines().find_map(|line| line.strip_prefix("via: ")).unwrap().to_owned()

@@ -26,7 +26,7 @@ fn drain(cluster: &TestCluster, ids: impl IntoIterator<Item = u64>) {
 async fn a_missing_leg_is_named() {
     for (role, missing) in [(Role::Prefill, "decode"), (Role::Decode, "prefill")] {
         // Stock SGLang decode workers cannot prefill.
-        let cluster = TestClusterBuilder::new().sim(Dialect::Sglang, role).start().await.unwrap();
+        let cluster = TestClusterBuilder::new().sim(Dialect::Sglang, role).start().await;
         let expected = format!(
             "no {missing} worker is registered for 'tiny': GET /v1/models lists the models that are served"
         );
@@ -36,7 +36,7 @@ async fn a_missing_leg_is_named() {
 
 #[tokio::test]
 async fn i1_a_worker_whose_models_are_unknown_is_not_called_missing() {
-    let cluster = TestClusterBuilder::new().sim(Dialect::Sglang, Role::Prefill).start().await.unwrap();
+    let cluster = TestClusterBuilder::new().sim(Dialect::Sglang, Role::Prefill).start().await;
     for (id, decode) in [
         (2, "1 decode worker, whose models are unknown, is not ready yet"),
         (3, "2 decode workers, whose models are unknown, are not ready yet"),
@@ -65,8 +65,7 @@ async fn workers_that_cannot_serve_are_counted_with_what_is_wrong_in_every_kind_
         .sim(Dialect::Vllm, Role::Aggregated)
         .sim(Dialect::Vllm, Role::Aggregated)
         .start()
-        .await
-        .unwrap();
+        .await;
     drain(&cluster, 1..=3);
     let expected = "no worker can serve 'tiny': all 3 aggregated workers are draining".to_owned();
     assert_eq!(ask(&cluster).await, (503, expected));
@@ -88,8 +87,7 @@ async fn the_admin_port_asks_for_the_admin_token_and_not_for_an_api_key() {
             config.auth.keys = pointsman_tests::client_keys(&[("client", "")]);
         })
         .start()
-        .await
-        .unwrap();
+        .await;
     let reload = async |headers: &[(&str, &str)]| {
         message(&cluster.admin.post("/policies/reload", headers, "").await.unwrap())
     };

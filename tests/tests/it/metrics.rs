@@ -137,11 +137,9 @@ async fn the_exposition_is_valid_and_follows_the_naming_rules() {
             let text = "[prefill]\nshadow = { builtin = \"least-loaded\" }\n[prefill.canary]\nshare = 0.5\nnative = \"random\"";
             config.policies.slots = toml::from_str(text).unwrap();
         })
-        .sim(Dialect::Vllm, Role::Prefill)
-        .sim(Dialect::Vllm, Role::Decode)
+        .pair(Dialect::Vllm)
         .start()
-        .await
-        .unwrap();
+        .await;
     for _ in 0..4 {
         let body =
             json!({ "model": "tiny", "max_tokens": 2, "messages": [{ "role": "user", "content": "hi" }] });
@@ -170,8 +168,7 @@ async fn f4_series_exist_at_zero_before_the_first_request_of_a_model() {
         })
         .sim(Dialect::Vllm, Role::Aggregated)
         .start()
-        .await
-        .unwrap();
+        .await;
     let text = exposition(&cluster).await;
     let mut expected = vec![
         "pointsman_isl_tokens_count{source=\"usage\"} 0".to_owned(),
@@ -192,7 +189,7 @@ async fn f4_series_exist_at_zero_before_the_first_request_of_a_model() {
 async fn f4_legs_have_durations_and_those_that_the_gateway_ends_are_cancelled() {
     let slow =
         SimConfig { itl: Duration::from_millis(10), ..SimConfig::instant(Dialect::Vllm, Role::Aggregated) };
-    let cluster = TestClusterBuilder::new().sim_with(slow, "").start().await.unwrap();
+    let cluster = TestClusterBuilder::new().sim_with(slow, "").start().await;
     let chat = |tokens: u32, stream: bool| {
         json!({
             "model": "tiny", "max_tokens": tokens, "ignore_eos": true, "stream": stream,
@@ -229,8 +226,7 @@ async fn idle_connections_to_workers_that_are_closed_are_counted() {
         .config(|config| config.upstream.idle_timeout = Duration::from_millis(50))
         .sim(Dialect::Vllm, Role::Aggregated)
         .start()
-        .await
-        .unwrap();
+        .await;
     let body = r#"{"model":"tiny","max_tokens":2,"messages":[{"role":"user","content":"hi"}]}"#;
     assert_eq!(cluster.client.post("/v1/chat/completions", &[], body).await.unwrap().status, 200);
     for _ in 0..200 {

@@ -53,7 +53,7 @@ async fn cluster() -> TestCluster {
     });
     let sim = |role| SimConfig { kv_events: true, ..SimConfig::instant(Dialect::Vllm, role) };
     let builder = builder.sim_with(sim(Role::Prefill), "").sim_with(sim(Role::Decode), "");
-    let cluster = builder.start().await.unwrap();
+    let cluster = builder.start().await;
     cluster.kv_events_live().await.unwrap();
     for _ in 0..4 {
         assert_eq!(cluster.client.post(CHAT, &[], chat("tiny")).await.unwrap().status, 200);
@@ -206,7 +206,7 @@ async fn m4_exemplars_name_sampled_traces_in_openmetrics_only() {
 
 #[tokio::test]
 async fn m4_what_alerts_look_at_is_there_without_a_worker_or_an_event() {
-    let cluster = TestClusterBuilder::new().start().await.unwrap();
+    let cluster = TestClusterBuilder::new().start().await;
     // M4.8
     assert_eq!(cluster.metric("pointsman_servable_models ").await.unwrap(), [0.0]);
     for (counter, label, values) in [
@@ -222,7 +222,7 @@ async fn m4_what_alerts_look_at_is_there_without_a_worker_or_an_event() {
             assert_eq!(cluster.metric(&series).await.unwrap(), [0.0], "{series}");
         }
     }
-    let served = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await.unwrap();
+    let served = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await;
     // M5.4
     assert!(!served.metric("pointsman_invariant_violations_total{").await.unwrap().is_empty());
     // M4.8

@@ -31,7 +31,7 @@ async fn engine(has_others: bool) -> RawEngine {
         line if line.starts_with("GET") => ok("{}"),
         _ => status("404 Not Found", NOT_FOUND),
     };
-    RawEngine::start(move |request| vec![Act::Send(answer(request))]).await.unwrap()
+    RawEngine::start(move |request| vec![Act::Send(answer(request))]).await
 }
 
 /// Adds a worker, or gives it another description.
@@ -48,7 +48,7 @@ async fn describe(cluster: &TestCluster, id: u64, engine: &RawEngine, max_concur
 /// Worker 1, whose engine lacks endpoints, and worker 2.
 async fn cluster() -> (TestCluster, [RawEngine; 2]) {
     let engines = [engine(false).await, engine(true).await];
-    let cluster = TestClusterBuilder::new().start().await.unwrap();
+    let cluster = TestClusterBuilder::new().start().await;
     describe(&cluster, 1, &engines[0], 100).await;
     describe(&cluster, 2, &engines[1], 100).await;
     (cluster, engines)
@@ -133,9 +133,9 @@ async fn i17_a_404_for_a_moment_does_not_take_from_an_engine_what_it_has_answere
             _ => "{}",
         }),
     };
-    let proxied = RawEngine::start(move |request| vec![Act::Send(answer(request))]).await.unwrap();
+    let proxied = RawEngine::start(move |request| vec![Act::Send(answer(request))]).await;
     let other = engine(true).await;
-    let cluster = TestClusterBuilder::new().start().await.unwrap();
+    let cluster = TestClusterBuilder::new().start().await;
     describe(&cluster, 1, &proxied, 100).await;
     describe(&cluster, 2, &other, 100).await;
     let ask = async |number: usize| {

@@ -280,7 +280,7 @@ async fn narrow(roles: &[Role], change: impl FnOnce(&mut Config)) -> TestCluster
         Role::Prefill => builder.sim_with(sim(*role), ""),
         _ => builder.sim_with(sim(*role), ",max_concurrency=1"),
     });
-    builder.start().await.unwrap()
+    builder.start().await
 }
 
 #[tokio::test]

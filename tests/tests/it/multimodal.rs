@@ -9,7 +9,7 @@ const BLOCK: usize = 16;
 async fn cluster(block_size: u32) -> TestCluster {
     let config =
         SimConfig { block_size, kv_events: true, ..SimConfig::instant(Dialect::Vllm, Role::Aggregated) };
-    let cluster = TestClusterBuilder::new().sim_with(config, "").start().await.unwrap();
+    let cluster = TestClusterBuilder::new().sim_with(config, "").start().await;
     cluster.kv_events_live().await.unwrap();
     cluster
 }

@@ -49,7 +49,7 @@ async fn gateway(flags: &[String], change: impl FnOnce(&mut Config)) -> TestClus
         config.workers.extend(flags.iter().map(|flag| worker(flag)));
         change(config);
     });
-    builder.start().await.unwrap()
+    builder.start().await
 }
 
 /// Streams an answer, and returns its events and how long it took.

@@ -23,7 +23,7 @@ const OTHERS: [&str; 5] =
 const FORM: &str = "multipart/form-data; boundary=cut";
 
 async fn serving() -> TestCluster {
-    TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await.unwrap()
+    TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await
 }
 
 async fn document(client: &Client) -> Document {
@@ -185,22 +185,18 @@ async fn answers_to_clients_are_as_documented() {
         let models = r#"{"object":"list","data":[{"id":"tiny","object":"model"}]}"#;
         vec![Act::Send(raw_answer(if request.line.ends_with("models") { models } else { "{}" }))]
     };
-    let engine = RawEngine::start(script).await.unwrap();
+    let engine = RawEngine::start(script).await;
     let raw = TestClusterBuilder::new()
         .config(|config| config.workers.push(engine.worker("role=aggregated,engine=vllm")))
         .start()
-        .await
-        .unwrap();
+        .await;
     called.extend(checked(&raw.client, &document, others).await);
-    let sglang = TestClusterBuilder::new().sim(Dialect::Sglang, Role::Aggregated).start().await.unwrap();
+    let sglang = TestClusterBuilder::new().sim(Dialect::Sglang, Role::Aggregated).start().await;
     called.extend(checked(&sglang.client, &document, native).await);
     // O4.2: each operation was called
     assert_eq!(called, all(&document));
-    let without = TestClusterBuilder::new()
-        .config(|config| config.server.max_body_bytes = 1_000)
-        .start()
-        .await
-        .unwrap();
+    let without =
+        TestClusterBuilder::new().config(|config| config.server.max_body_bytes = 1_000).start().await;
     let large = "x".repeat(2_000);
     let cases = served().into_iter().filter(|(_, kind, _)| *kind == JSON).flat_map(|(path, kind, body)| {
         [("POST", path, path, kind, body.to_string(), 503), ("POST", path, path, kind, large.clone(), 413)]
@@ -298,7 +294,7 @@ async fn the_operators_document_needs_what_other_reads_need() {
         config.server.admin_token = Some("s3cret".into());
         config.server.admin_token_reads = true;
     });
-    let cluster = builder.start().await.unwrap();
+    let cluster = builder.start().await;
     let document = document(&cluster.client).await;
     // O4.3
     assert_eq!(document.0["openapi"], "3.1.0");

@@ -52,12 +52,11 @@ async fn engine() -> RawEngine {
         ))],
     })
     .await
-    .unwrap()
 }
 
 async fn in_front_of(engine: &RawEngine) -> TestCluster {
     let worker = engine.worker("id=1,role=aggregated,engine=openai");
-    TestClusterBuilder::new().config(|config| config.workers.push(worker)).start().await.unwrap()
+    TestClusterBuilder::new().config(|config| config.workers.push(worker)).start().await
 }
 
 #[tokio::test]
@@ -71,8 +70,7 @@ async fn m4_a_running_request_counts_its_wait_its_first_token_and_its_blocks() {
         .config(|config| config.queue.limit = 4)
         .sim_with(slow, ",max_concurrency=1")
         .start()
-        .await
-        .unwrap();
+        .await;
     let mut first = cluster.client.stream(COMPLETIONS, &[], body(20, true)).await.unwrap();
     first.next().await.unwrap().unwrap();
     let (first, second) =
@@ -125,7 +123,7 @@ async fn m4_prompts_that_no_engine_measured_count_with_the_gateway_s_length() {
 
 #[tokio::test]
 async fn m4_the_share_of_cached_tokens_is_that_of_prompts_with_a_report() {
-    let cluster = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await.unwrap();
+    let cluster = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await;
     for _ in 0..2 {
         assert_eq!(cluster.client.post(COMPLETIONS, &[], body(1, false)).await.unwrap().status, 200);
         cluster.at_rest().await.unwrap();
@@ -174,7 +172,7 @@ async fn m4_the_access_log_has_the_length_of_a_prompt_with_its_source() {
 
 #[tokio::test]
 async fn m4_requests_that_no_endpoint_takes_are_counted() {
-    let cluster = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await.unwrap();
+    let cluster = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await;
     for path in ["/chat/completions", "/v2/other"] {
         assert_eq!(cluster.client.post(path, &[], body(1, false)).await.unwrap().status, 404);
     }
@@ -195,8 +193,7 @@ async fn m4_models_and_workers_are_named() {
         .sim(Dialect::Vllm, Role::Aggregated)
         .config(|config| drop(config.models.insert("away".to_owned(), Default::default())))
         .start()
-        .await
-        .unwrap();
+        .await;
     let servable = async |model: &str| {
         cluster.metric(&format!("pointsman_model_servable{{model=\"{model}\"}}")).await.unwrap()
     };
@@ -211,7 +208,7 @@ async fn m4_models_and_workers_are_named() {
 
 #[tokio::test]
 async fn m4_buckets_reach_the_limits_of_policies_and_contexts() {
-    let cluster = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await.unwrap();
+    let cluster = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await;
     assert_eq!(cluster.client.post(COMPLETIONS, &[], body(3, false)).await.unwrap().status, 200);
     cluster.at_rest().await.unwrap();
     let text = cluster.metrics_text().await.unwrap();

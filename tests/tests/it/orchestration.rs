@@ -39,8 +39,7 @@ async fn c3_a_hint_pins_prefill_then_a_live_session_then_the_policy_and_a_pin_is
         .sim_with(slow(Role::Prefill), "")
         .sim_with(slow(Role::Decode), "")
         .start()
-        .await
-        .unwrap();
+        .await;
     let session = json!({"nvext": {"session_control": {"session_id": "s", "action": "bind"}}});
     let first = decisions(&cluster, &[], chat(session.clone())).await;
     // C3.3
@@ -92,7 +91,7 @@ async fn c5_resolving_has_five_outcomes() {
         assert_eq!(decisions(&cluster, &[], chat(json!({}))).await.len(), 2);
     }
     // Disaggregation is not active (B1): a vLLM decode worker prefills locally.
-    let alone = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Decode).start().await.unwrap();
+    let alone = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Decode).start().await;
     // C5.4
     assert!(decisions(&alone, &[], chat(json!({}))).await[0].starts_with("aggregated="));
     // Backpressure fails at once, and never waits.
@@ -102,8 +101,7 @@ async fn c5_resolving_has_five_outcomes() {
         .sim_with(slow, ",max_concurrency=1")
         .sim(Dialect::Vllm, Role::Decode)
         .start()
-        .await
-        .unwrap();
+        .await;
     let client = busy.client.clone();
     let tasks = tokio_util::task::TaskTracker::new();
     let holding = tasks.spawn(async move { client.post(CHAT, &[], chat(json!({}))).await });
@@ -127,8 +125,7 @@ async fn c10_d1_the_decode_leg_gets_the_prefill_worker_s_rank_the_room_and_the_c
         .sim_with(SimConfig { dp_size: 2, ..recording(Dialect::Sglang, Role::Prefill) }, ",dp_size=2")
         .sim_with(recording(Dialect::Sglang, Role::Decode), "")
         .start()
-        .await
-        .unwrap();
+        .await;
     let pinned = [("x-prefill-instance-id", "1"), ("x-prefill-dp-rank", "1")];
     decisions(&cluster, &pinned, chat(json!({}))).await;
     let sent = |sim: usize| -> Value {
@@ -158,8 +155,7 @@ async fn p11_both_legs_get_the_bootstrap_address_of_an_ipv6_host_in_brackets() {
             .sim_with(recording(Dialect::Sglang, Role::Prefill), &format!(",bootstrap_host={host}"))
             .sim_with(recording(Dialect::Sglang, Role::Decode), "")
             .start()
-            .await
-            .unwrap();
+            .await;
         // No prefill worker is at that address, so decode fails.
         cluster.client.post(CHAT, &[], chat(json!({}))).await.unwrap();
         for sim in &cluster.sims {
@@ -178,8 +174,7 @@ async fn d1_the_decode_leg_gets_the_prefill_result_and_the_original_max_tokens()
         .sim_with(recording(Dialect::Vllm, Role::Prefill), "")
         .sim_with(recording(Dialect::Vllm, Role::Decode), "")
         .start()
-        .await
-        .unwrap();
+        .await;
     decisions(&cluster, &[], chat(json!({"max_tokens": 7}))).await;
     let body = |sim: usize| -> Value {
         let all = cluster.sims[sim].recorded();
@@ -199,8 +194,7 @@ async fn a5_a_p2p_nccl_pair_serves_and_its_addresses_reach_no_client() {
         .sim_with(recording(Dialect::Vllm, Role::Aggregated), &flag("prefill", 14_579))
         .sim_with(recording(Dialect::Vllm, Role::Aggregated), &flag("decode", 14_580))
         .start()
-        .await
-        .unwrap();
+        .await;
     for stream in [false, true] {
         let reply = cluster.client.post(CHAT, &[EXPLAIN], chat(json!({"stream": stream}))).await.unwrap();
         assert_eq!(reply.status, 200, "{reply:?}");
@@ -231,8 +225,7 @@ async fn d3_a_required_transfer_domain_is_kept_and_fails_closed_before_prefill_s
         .sim_with(recording(Dialect::Vllm, Role::Decode), ",topology.rack=r2")
         .sim_with(recording(Dialect::Vllm, Role::Decode), ",topology.rack=r1")
         .start()
-        .await
-        .unwrap();
+        .await;
     for _ in 0..6 {
         let decided = decisions(&cluster, &[], chat(json!({}))).await;
         assert!(decided[1].starts_with("decode=3/"), "{decided:?}");
@@ -251,8 +244,7 @@ async fn d3_a_preferred_transfer_domain_weighs_and_wins_over_the_client_on_the_s
         .sim_with(recording(Dialect::Vllm, Role::Decode), ",topology.rack=r2")
         .sim_with(recording(Dialect::Vllm, Role::Decode), ",topology.rack=r1")
         .start()
-        .await
-        .unwrap();
+        .await;
     let against = json!({"nvext": {"preferred_taints": {"dynamo.topology/rack=r1": -9.0}}});
     for _ in 0..6 {
         let decided = decisions(&cluster, &[], chat(against.clone())).await;
@@ -270,8 +262,7 @@ async fn d5_decode_first_serves_both_handoffs_and_judges_topology_between_the_tw
             .sim_with(recording(dialect, Role::Prefill), ",topology.rack=r2,kv_transfer=required:rack")
             .sim_with(recording(dialect, Role::Decode), ",topology.rack=r2")
             .start()
-            .await
-            .unwrap();
+            .await;
         for _ in 0..4 {
             let decided = decisions(&cluster, &[], chat(json!({}))).await;
             // D5.1, D5.3
@@ -292,8 +283,7 @@ async fn e2_a_client_that_leaves_stops_upstream_work_within_100_ms() {
         .sim_with(paced(Role::Prefill), "")
         .sim_with(paced(Role::Decode), "")
         .start()
-        .await
-        .unwrap();
+        .await;
     // The same without a gateway shows how late this machine is.
     let engine = Sim::start(paced(Role::Aggregated)).await.unwrap();
     let direct = Client::new(engine.addr());
@@ -388,8 +378,7 @@ async fn f7_a_request_waits_when_all_are_busy_and_is_served_when_one_is_free() {
         .config(|config| (config.queue.limit, config.queue.timeout) = (2, Duration::from_secs(5)))
         .sim_with(slow, ",max_concurrency=1")
         .start()
-        .await
-        .unwrap();
+        .await;
     let long = chat(json!({"stream": true, "max_tokens": 2_000}));
     let mut first = cluster.client.stream(CHAT, &[], long).await.unwrap();
     first.next().await.unwrap();
@@ -422,8 +411,7 @@ async fn f4_the_booking_of_a_stream_stays_while_its_engine_is_silent() {
         })
         .sim(Dialect::Vllm, Role::Aggregated)
         .start()
-        .await
-        .unwrap();
+        .await;
     cluster.sims[0].set_faults(vec![Fault::always(FaultKind::Stall { after_tokens: 1 })]);
     let mut stream =
         cluster.client.stream(CHAT, &[], chat(json!({"stream": true, "max_tokens": 50}))).await.unwrap();
@@ -453,8 +441,7 @@ async fn f4_a_booking_behind_a_long_wait_in_the_queue_lives_as_long_as_any() {
         })
         .sim_with(sim, ",max_concurrency=1")
         .start()
-        .await
-        .unwrap();
+        .await;
     let body = |tokens: u32| chat(json!({"stream": true, "max_tokens": tokens, "ignore_eos": true}));
     let mut first = cluster.client.stream(CHAT, &[], body(150)).await.unwrap();
     first.next().await.unwrap();
@@ -499,7 +486,7 @@ async fn a1_embeddings_and_tokenize_run_on_one_worker() {
 #[tokio::test]
 async fn e2_lists_of_inputs_run_on_sglang() {
     let sim = SimConfig::instant(Dialect::Sglang, Role::Aggregated);
-    let cluster = TestClusterBuilder::new().sim_with(sim, "").start().await.unwrap();
+    let cluster = TestClusterBuilder::new().sim_with(sim, "").start().await;
     for input in [r#""a""#, "[1,2]", r#"["a"]"#, "[[1,2]]", r#"["a","b"]"#, "[[1,2],[3]]"] {
         for path in ["/v1/embeddings", "/v1/classify", "/classify"] {
             let body = format!(r#"{{"model":"tiny","input":{input}}}"#);
@@ -516,11 +503,9 @@ async fn b6_a_failed_remote_prefill_falls_back_to_local_only_when_the_operator_a
     for (allowed, status) in [(true, 200), (false, 502)] {
         let cluster = TestClusterBuilder::new()
             .config(|config| (config.routing.local_fallback, config.routing.retries) = (allowed, 0))
-            .sim(Dialect::Vllm, Role::Prefill)
-            .sim(Dialect::Vllm, Role::Decode)
+            .pair(Dialect::Vllm)
             .start()
-            .await
-            .unwrap();
+            .await;
         cluster.sims[0].set_faults(vec![Fault::always(FaultKind::Status { status: 500, retry_after: None })]);
         let reply = cluster.client.post(CHAT, &[EXPLAIN], chat(json!({}))).await.unwrap();
         // B6.1, B6.2
@@ -591,7 +576,7 @@ fn ask_engines(config: &mut pointsman_gateway::config::Config) {
 #[tokio::test]
 async fn h1_an_engine_s_own_tokens_are_exact_and_asked_for_once() {
     let builder = TestClusterBuilder::new().config(ask_engines).sim(Dialect::Vllm, Role::Aggregated);
-    let cluster = builder.start().await.unwrap();
+    let cluster = builder.start().await;
     let route =
         async || cluster.client.post("/v1/route", &[], chat(json!({}))).await.unwrap().json().unwrap();
     let first = route().await;
@@ -616,7 +601,7 @@ async fn h1_an_engine_that_is_slow_or_fails_to_tokenize_costs_the_tokens_only() 
         (FaultKind::Status { status: 500, retry_after: None }, "engine_failed"),
     ] {
         let builder = TestClusterBuilder::new().config(ask_engines).sim(Dialect::Vllm, Role::Aggregated);
-        let cluster = builder.start().await.unwrap();
+        let cluster = builder.start().await;
         cluster.sims[0].set_faults(vec![Fault { leg: Some(FaultLeg::Tokenize), ..Fault::always(kind) }]);
         let began = tokio::time::Instant::now();
         for _ in 0..3 {

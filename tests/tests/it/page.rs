@@ -28,7 +28,6 @@ async fn cluster(token: bool, reads: bool) -> TestCluster {
         .sim(Dialect::Vllm, Role::Aggregated)
         .start()
         .await
-        .unwrap()
 }
 
 async fn ask(cluster: &TestCluster, id: &str) {
@@ -268,7 +267,7 @@ async fn a_page_of_another_site_cannot_change_anything_through_a_browser() {
 #[tokio::test]
 async fn without_recorded_decisions_only_requests_that_failed_are_listed() {
     let builder = TestClusterBuilder::new().config(|config| config.decisions.keep = 0);
-    let cluster = builder.sim(Dialect::Vllm, Role::Aggregated).start().await.unwrap();
+    let cluster = builder.sim(Dialect::Vllm, Role::Aggregated).start().await;
     ask(&cluster, "went-well").await;
     assert_eq!(cluster.client.post(CHAT, &[("x-request-id", "failed")], "{").await.unwrap().status, 400);
     let mut events = cluster.admin.events("/events?kinds=decisions", &[]).await.unwrap();

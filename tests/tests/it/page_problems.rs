@@ -45,8 +45,8 @@ async fn m6_events_say_that_the_gateway_is_not_ready_and_why_as_status_does() {
     fs::write(dir.path().join("file"), "").unwrap();
     let log = dir.path().join("file/log");
     let builder = TestClusterBuilder::new().config(|config| config.decisions.log_dir = Some(log));
-    let builder = builder.sim(Dialect::Vllm, Role::Prefill).sim(Dialect::Vllm, Role::Decode);
-    let cluster = builder.start().await.unwrap();
+    let builder = builder.pair(Dialect::Vllm);
+    let cluster = builder.start().await;
     let mut events = cluster.admin.events("/events?kinds=stats", &[]).await.unwrap();
     // M6.1
     let stats =
@@ -76,7 +76,7 @@ async fn m6_the_fleet_has_failed_legs_and_which_workers_serve_the_same_models() 
         .sim(Dialect::Vllm, Role::Aggregated)
         .sim(Dialect::Vllm, Role::Aggregated)
         .sim_with(other, "");
-    let cluster = builder.start().await.unwrap();
+    let cluster = builder.start().await;
     cluster.sims[2].set_faults(fails_once());
     assert_eq!(ask(&cluster, "fails", "other").await, 502);
     assert_eq!(ask(&cluster, "fine", "other").await, 200);
@@ -95,7 +95,7 @@ async fn m6_a_receipt_says_when_its_leg_ran_and_why_it_failed() {
     for role in [Role::Prefill, Role::Prefill, Role::Decode, Role::Decode] {
         builder = builder.sim(Dialect::Vllm, role);
     }
-    let cluster = builder.start().await.unwrap();
+    let cluster = builder.start().await;
     cluster.sims[2].set_faults(fails_once());
     let mut found = Vec::new();
     for number in 0..40 {

@@ -42,8 +42,7 @@ async fn engine(owner: &'static str, probe: fn(&str, bool) -> Option<Vec<u8>>) -
         };
         vec![Act::Send(answer)]
     })
-    .await
-    .unwrap();
+    .await;
     Engine { raw, paused, asked }
 }
 
@@ -58,7 +57,6 @@ async fn gateway(engine: &str, workers: [&Engine; 2]) -> TestCluster {
         })
         .start()
         .await
-        .unwrap()
 }
 
 fn first(cluster: &TestCluster) -> Option<Ineligible> {
@@ -154,10 +152,9 @@ async fn b6_an_sglang_engine_that_is_neither_ready_nor_healthy_gets_no_request_i
         "GET /v1/models" => vec![Act::Send(json_answer(r#"{"data":[{"id":"m","owned_by":"sglang"}]}"#))],
         line => vec![Act::Send(sglang(line, false))],
     })
-    .await
-    .unwrap();
+    .await;
     let spec = engine.worker("role=aggregated,engine=sglang");
-    let cluster = TestClusterBuilder::new().config(|config| config.workers.push(spec)).start().await.unwrap();
+    let cluster = TestClusterBuilder::new().config(|config| config.workers.push(spec)).start().await;
     cluster.until("it is eligible", |cluster| first(cluster).is_none()).await.unwrap();
     fails.store(true, Ordering::SeqCst);
     cluster.until("it is not", |cluster| first(cluster).is_some()).await.unwrap();

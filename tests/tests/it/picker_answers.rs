@@ -38,7 +38,7 @@ async fn started_with(builder: TestClusterBuilder) -> (TestCluster, PickerClient
         config.ext_proc.listen = Some("127.0.0.1:0".parse().unwrap());
         config.probe.interval = Duration::from_secs(300);
     });
-    let cluster = builder.start().await.unwrap();
+    let cluster = builder.start().await;
     let picker = PickerClient::connect(cluster.gateway.ext_proc.unwrap()).await.unwrap();
     (cluster, picker)
 }
@@ -126,7 +126,7 @@ async fn r2_an_answer_that_the_proxy_cuts_blames_neither_the_client_nor_the_engi
         let models = r#"{"object":"list","data":[{"id":"tiny","object":"model"}]}"#;
         vec![Act::Send(json_answer(if request.line == "GET /v1/models" { models } else { "{}" }))]
     });
-    let engine = engine.await.unwrap();
+    let engine = engine.await;
     let builder = TestClusterBuilder::new()
         .config(|config| config.workers.push(engine.worker("engine=vllm,role=aggregated")));
     let (cluster, picker) = started_with(builder).await;

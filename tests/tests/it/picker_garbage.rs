@@ -43,7 +43,7 @@ async fn gateway(change: impl FnOnce(&mut Config)) -> TestCluster {
         config.server.threads = 1;
         change(config);
     });
-    builder.start().await.unwrap()
+    builder.start().await
 }
 
 /// Asks as Envoy does, and checks that the endpoint is picked.

@@ -74,8 +74,7 @@ async fn f3_the_decode_worker_pins_an_aggregated_request_and_an_empty_list_allow
             .sim(Dialect::Vllm, Role::Aggregated)
             .sim(Dialect::Vllm, Role::Aggregated)
             .start()
-            .await
-            .unwrap();
+            .await;
         let with = |nvext: Value| {
             let mut body: Value = serde_json::from_str(&body("tiny", "a")).unwrap();
             body["nvext"] = nvext;
@@ -112,8 +111,7 @@ async fn f2_a_preview_returns_the_token_ids_of_a_text_prompt() {
         })
         .sim(Dialect::Vllm, Role::Aggregated)
         .start()
-        .await
-        .unwrap();
+        .await;
     let tokens = cluster.client.post("/tokenize", &[], body("tiny", "which")).await.unwrap();
     let tokens = tokens.json().unwrap()["tokens"].clone();
     assert!(tokens.as_array().unwrap().len() >= 200, "{tokens}");
@@ -147,11 +145,9 @@ async fn f2_previews_move_no_counter_of_a_shadow() {
                 entry.shadow = Some(toml::from_str(&format!("builtin = '{shadow}'")).unwrap());
             }
         })
-        .sim(Dialect::Vllm, Role::Prefill)
-        .sim(Dialect::Vllm, Role::Decode)
+        .pair(Dialect::Vllm)
         .start()
-        .await
-        .unwrap();
+        .await;
     assert_eq!(ask(&cluster, &[], body("tiny", "a")).await.status, 200);
     cluster.at_rest().await.unwrap();
     let before = counters(&cluster).await;
@@ -184,11 +180,9 @@ async fn d2_a_credit_given_explicitly_is_kept_with_conditional_disaggregation() 
                 conditional(config, enabled);
                 config.decisions.facts = vec!["overlap-score-credit".to_owned()];
             })
-            .sim(Dialect::Vllm, Role::Prefill)
-            .sim(Dialect::Vllm, Role::Decode)
+            .pair(Dialect::Vllm)
             .start()
-            .await
-            .unwrap();
+            .await;
         assert_eq!(ask(&cluster, &[], body("tiny", "a")).await.status, 200);
         // D2.1
         assert_eq!(credit(&cluster).await, 0.0, "nobody gave a credit");
@@ -208,11 +202,9 @@ async fn d4_a_pinned_prefill_worker_is_honoured_or_refused() {
             config.routing.local_fallback = true;
             config.routing.retries = 0;
         })
-        .sim(Dialect::Vllm, Role::Prefill)
-        .sim(Dialect::Vllm, Role::Decode)
+        .pair(Dialect::Vllm)
         .start()
-        .await
-        .unwrap();
+        .await;
     let pin = [("x-prefill-instance-id", "1")];
     let local = async || {
         for _ in 0..50 {
@@ -263,8 +255,7 @@ async fn d5_order_fallback_and_enforcement_are_rules_of_each_model_and_follow_a_
         .sim_with(sim("b", Role::Prefill), "")
         .sim_with(sim("b", Role::Decode), "")
         .start()
-        .await
-        .unwrap();
+        .await;
     let (a, b) = (ask(&cluster, &[], body("a", "x")).await, ask(&cluster, &[], body("b", "x")).await);
     // D5.1
     assert!(decisions(&a).starts_with("decode=2/"), "{}", decisions(&a));
@@ -300,7 +291,7 @@ async fn i2_a_pinned_request_is_tried_once_and_the_error_names_the_pin() {
             let builder = pools
                 .iter()
                 .fold(TestClusterBuilder::new(), |builder, role| builder.sim(Dialect::Vllm, *role));
-            let cluster = builder.start().await.unwrap();
+            let cluster = builder.start().await;
             let fault = FaultKind::Status { status, retry_after: Some(60) };
             cluster.sims[place].set_faults(vec![Fault::always(fault)]);
             let worker = (place + 1).to_string();
@@ -315,7 +306,7 @@ async fn i2_a_pinned_request_is_tried_once_and_the_error_names_the_pin() {
     }
     let alone =
         TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).sim(Dialect::Vllm, Role::Aggregated);
-    let cluster = alone.start().await.unwrap();
+    let cluster = alone.start().await;
     cluster.sims[1].set_faults(vec![Fault::always(FaultKind::Refuse)]);
     let reply = ask(&cluster, &[("x-worker-instance-id", "2")], body("tiny", "a")).await;
     assert_eq!(refused(&reply), (502, "bad_upstream".to_owned()), "{reply:?}");

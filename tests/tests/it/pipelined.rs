@@ -38,7 +38,7 @@ async fn hung() -> RawEngine {
         true => vec![begun(), Act::Hang],
         false => vec![Act::Hang],
     };
-    RawEngine::serving(script).await.unwrap()
+    RawEngine::serving(script).await
 }
 
 fn worker(engine: &RawEngine) -> WorkerSpec {
@@ -72,7 +72,7 @@ async fn leave(
 async fn i7_a_client_that_leaves_is_noticed_although_bytes_behind_its_request_are_unread() {
     let engine = hung().await;
     let spec = worker(&engine);
-    let cluster = TestClusterBuilder::new().config(|config| config.workers.push(spec)).start().await.unwrap();
+    let cluster = TestClusterBuilder::new().config(|config| config.workers.push(spec)).start().await;
     let next = request("next", false).into_bytes();
     let long = request(&"x".repeat(LONG), false).into_bytes();
     for (name, rest) in [("line end", b"\r\n".to_vec()), ("request", next), ("long request", long)] {
@@ -96,8 +96,7 @@ async fn i7_the_same_holds_over_tls() {
             config.server.tls = Some(files.tls());
         })
         .start()
-        .await
-        .unwrap();
+        .await;
     let config = authority.client(None, &["http/1.1"]).unwrap();
     let long = request(&"x".repeat(LONG), false).into_bytes();
     for (name, rest) in [("line end", b"\r\n".to_vec()), ("long request", long)] {
@@ -117,8 +116,7 @@ async fn f7_a_client_that_leaves_gives_its_place_back_although_bytes_behind_its_
             (config.queue.limit, config.queue.max_inflight) = (8, 1);
         })
         .start()
-        .await
-        .unwrap();
+        .await;
     let runs = send(cluster.gateway.address, request("runs", false)).await.unwrap();
     cluster.until("the engine has it", |_| engine.open() == 1).await.unwrap();
     let waits = send(cluster.gateway.address, request("waits", true) + "\r\n").await.unwrap();
@@ -137,7 +135,7 @@ async fn i7_requests_that_are_pipelined_while_another_runs_are_answered_in_turn(
         overhead: Duration::from_millis(300),
         ..SimConfig::instant(Dialect::Vllm, Role::Aggregated)
     };
-    let cluster = TestClusterBuilder::new().sim_with(slow, "").start().await.unwrap();
+    let cluster = TestClusterBuilder::new().sim_with(slow, "").start().await;
     let mut client = send(cluster.gateway.address, request("first", false) + "\r\n").await.unwrap();
     cluster.until("it runs", |cluster| cluster.booked() == 1).await.unwrap();
     for content in ["second", &"x".repeat(LONG), &"y".repeat(LONG)] {

@@ -59,8 +59,7 @@ async fn a_guest_of_the_released_contract_0_1_0_is_served_and_its_state_is_kept(
         .sim(Dialect::Vllm, Role::Aggregated)
         .sim(Dialect::Vllm, Role::Aggregated)
         .start()
-        .await
-        .unwrap();
+        .await;
     cluster.drop_policy("aggregated.wasm", FROZEN).unwrap();
     until_policy(&cluster, "frozen@2 policy").await;
     let body = json!({"model": "tiny", "max_tokens": 2, "messages": [{"role": "user", "content": "hello"}]});
@@ -102,8 +101,7 @@ async fn invariant_5_a_policy_that_loops_is_stopped_rolled_back_and_no_request_f
         })
         .sim(Dialect::Vllm, Role::Aggregated)
         .start()
-        .await
-        .unwrap();
+        .await;
     cluster.drop_policy("aggregated.wasm", HOSTILE).unwrap();
     until_policy(&cluster, "hostile@2").await;
     let mut fallbacks = 0;
@@ -141,8 +139,7 @@ async fn a_panic_of_a_policy_is_shown_with_its_message_and_place() {
         })
         .sim(Dialect::Vllm, Role::Aggregated)
         .start()
-        .await
-        .unwrap();
+        .await;
     cluster.drop_policy("aggregated.wasm", HOSTILE).unwrap();
     until_policy(&cluster, "hostile@2").await;
     for _ in 0..200 {
@@ -160,7 +157,7 @@ async fn a_panic_of_a_policy_is_shown_with_its_message_and_place() {
 
 #[tokio::test]
 async fn invariant_3_reloads_under_load_fail_no_request() {
-    let cluster = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await.unwrap();
+    let cluster = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await;
     let client = cluster.client.clone();
     let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
     let stopped = stop.clone();
@@ -212,11 +209,9 @@ async fn invariant_5_with_every_policy_broken_the_gateway_serves() {
             }
             config.policies.probation_calls = 0;
         })
-        .sim(Dialect::Vllm, Role::Prefill)
-        .sim(Dialect::Vllm, Role::Decode)
+        .pair(Dialect::Vllm)
         .start()
-        .await
-        .unwrap();
+        .await;
     cluster.drop_policy("prefill.wasm", HOSTILE).unwrap();
     cluster.drop_policy("decode.wasm", HOSTILE).unwrap();
     cluster
@@ -248,11 +243,9 @@ async fn a_decode_override_that_fails_is_counted_among_the_fallbacks() {
     for script in ["error 20", "config-error 20"] {
         let cluster = TestClusterBuilder::new()
             .config(|config| config.policies.probation_calls = 0)
-            .sim(Dialect::Vllm, Role::Prefill)
-            .sim(Dialect::Vllm, Role::Decode)
+            .pair(Dialect::Vllm)
             .start()
-            .await
-            .unwrap();
+            .await;
         cluster.drop_policy("decode-override.wasm", &scripted(ROGUE_PLANNER, script)).unwrap();
         let serves = |cluster: &TestCluster| {
             cluster.gateway.state().policies.status().slots.iter().any(|slot| slot.policy == "rogue")
@@ -280,8 +273,7 @@ async fn m4_a_policy_that_is_refused_at_the_start_is_counted_until_it_is_gone() 
         .config(|config| config.policies.dir = Some(dir.path().to_owned()))
         .sim(Dialect::Vllm, Role::Aggregated)
         .start()
-        .await
-        .unwrap();
+        .await;
     let not_run = |slot: &str| format!("pointsman_policy_not_run{{slot=\"{slot}\"");
     cluster.until_counted(&not_run("aggregated"), 1.0).await.unwrap();
     // M4.20

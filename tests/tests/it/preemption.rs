@@ -40,7 +40,7 @@ async fn full(
         Role::Prefill => builder.sim_with(sim(*role), ""),
         _ => builder.sim_with(sim(*role), &bound),
     });
-    builder.start().await.unwrap()
+    builder.start().await
 }
 
 /// A stream whose first events arrived, and how long the first one took.
@@ -372,7 +372,7 @@ async fn l5_a_rest_that_no_pair_can_ever_serve_ends_with_an_error_at_once() {
             .sim_with(sim(Role::Prefill), &format!("{rack},kv_transfer=required:rack,label.turn={turn}"))
             .sim_with(sim(Role::Decode), &rack);
     }
-    let cluster = builder.start().await.unwrap();
+    let cluster = builder.start().await;
     let refuses = || vec![Fault::always(FaultKind::Status { status: 503, retry_after: Some(1) })];
     // The stream tries the prefill worker of the first pair and the decode worker of the second one.
     cluster.sims[0].set_faults(refuses());

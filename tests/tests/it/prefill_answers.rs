@@ -16,7 +16,7 @@ async fn engine(answer: Vec<u8>) -> RawEngine {
 }
 
 async fn acting(acts: Vec<Act>) -> RawEngine {
-    RawEngine::serving(move |_| acts.clone()).await.unwrap()
+    RawEngine::serving(move |_| acts.clone()).await
 }
 
 async fn gateway(workers: &[(&str, &RawEngine)]) -> TestCluster {
@@ -28,7 +28,6 @@ async fn gateway(workers: &[(&str, &RawEngine)]) -> TestCluster {
         })
         .start()
         .await
-        .unwrap()
 }
 
 fn prompt(number: usize) -> String {
@@ -96,7 +95,6 @@ async fn recent(answer: Vec<u8>) -> RawEngine {
         _ => vec![Act::Send(answer.clone())],
     })
     .await
-    .unwrap()
 }
 
 #[tokio::test]
@@ -277,8 +275,7 @@ async fn i2_the_retry_of_a_stream_without_an_event_may_end_in_prefill() {
         let is_first = turns.fetch_add(1, std::sync::atomic::Ordering::SeqCst) == 0;
         vec![Act::Send(if is_first { prefilled("length", true) } else { prefilled("stop", false) })]
     })
-    .await
-    .unwrap();
+    .await;
     let decode = [dying().await, dying().await];
     let workers = [("prefill", &prefill), ("decode", &decode[0]), ("decode", &decode[1])];
     let cluster = gateway(&workers).await;
@@ -378,7 +375,6 @@ async fn versioned(version: &'static str, prefill: Vec<u8>) -> RawEngine {
         vec![Act::Send(answer)]
     })
     .await
-    .unwrap()
 }
 
 #[tokio::test]

@@ -28,7 +28,7 @@ async fn cluster_of(engines: &[&RawEngine], change: impl FnOnce(&mut Config)) ->
         }
         change(config);
     });
-    builder.start().await.unwrap()
+    builder.start().await
 }
 
 /// Sends a request. Returns the tokens of its prompt, and those that its worker was expected to have cached.
@@ -56,7 +56,7 @@ fn with(mut body: Value, key: &str, value: Value) -> Value {
 
 #[tokio::test]
 async fn h5_agents_with_other_tools_share_nothing_and_those_with_the_same_share_the_tools() {
-    let engine = RawEngine::serving(answer).await.unwrap();
+    let engine = RawEngine::serving(answer).await;
     for path in [CHAT, MESSAGES, RESPONSES] {
         let cluster = cluster_of(&[&engine], |_| {}).await;
         let body = |text: &str, agent: &str| {
@@ -77,7 +77,7 @@ async fn h5_agents_with_other_tools_share_nothing_and_those_with_the_same_share_
 
 #[tokio::test]
 async fn h5_turns_of_claude_code_find_their_prefix_though_its_line_differs_in_each() {
-    let engine = RawEngine::serving(answer).await.unwrap();
+    let engine = RawEngine::serving(answer).await;
     let cluster = cluster_of(&[&engine], |_| {}).await;
     let rules = "You are Claude Code. Follow all rules. ".repeat(500);
     let line =
@@ -119,7 +119,7 @@ fn photo(seed: &str) -> Value {
 
 #[tokio::test]
 async fn h5_inline_photos_and_sounds_fit_the_token_limits_of_a_tenant() {
-    let engine = RawEngine::serving(answer).await.unwrap();
+    let engine = RawEngine::serving(answer).await;
     let cluster = cluster_of(&[&engine], |config| {
         config.tenants = toml::from_str("'*' = { input_tokens_per_minute = 20000 }").unwrap();
     })
@@ -154,7 +154,7 @@ async fn h5_a_photo_in_flight_does_not_keep_other_requests_from_its_worker() {
             [vec![pause], answer(request)].concat()
         })
     };
-    let (one, other) = (slow().await.unwrap(), slow().await.unwrap());
+    let (one, other) = (slow().await, slow().await);
     let cluster = cluster_of(&[&one, &other], |_| {}).await;
     let first = async { cluster.client.post(CHAT, &[], photo("a").to_string()).await.unwrap().status };
     let others = async {
@@ -193,8 +193,7 @@ async fn f4_a_photo_by_url_does_not_make_a_worker_look_slow_when_its_engine_coun
         let chunks = events.iter().map(|event| Act::Send(chunk(event.as_bytes())));
         [pause, Act::Send(stream_head())].into_iter().chain(chunks).chain([Act::Send(chunk(b""))]).collect()
     })
-    .await
-    .unwrap();
+    .await;
     let speed = async |options: Value| {
         let cluster = cluster_of(&[&engine], |_| {}).await;
         let url = json!({"type": "image_url", "image_url": {"url": "https://example.org/a.png"}});
@@ -225,7 +224,7 @@ fn find<'a>(value: &'a Value, key: &str) -> Option<&'a Value> {
 
 #[tokio::test]
 async fn a1_an_embeddings_request_with_messages_reaches_an_engine() {
-    let engine = RawEngine::serving(answer).await.unwrap();
+    let engine = RawEngine::serving(answer).await;
     let cluster = cluster_of(&[&engine], |_| {}).await;
     let message =
         json!({"role": "user", "content": [{"type": "text", "text": "Represent the given image."}]});

@@ -29,7 +29,6 @@ async fn cluster() -> TestCluster {
         )
         .start()
         .await
-        .unwrap()
 }
 
 fn ask(requests: &mut JoinSet<Answered>, cluster: &TestCluster, key: &'static str) {

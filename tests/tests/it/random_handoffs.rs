@@ -74,7 +74,7 @@ impl Plan {
             };
             builder = builder.sim_with(config, &more);
         }
-        let cluster = builder.start().await.unwrap();
+        let cluster = builder.start().await;
         for (sim, role) in cluster.sims.iter().zip(&self.roles) {
             sim.set_faults(self.faults(*role, random));
         }

@@ -22,7 +22,7 @@ async fn cluster(workers: usize, change: impl FnOnce(&mut Config)) -> TestCluste
         let sim = SimConfig { record: 100, ..SimConfig::instant(Dialect::Vllm, Role::Aggregated) };
         builder = builder.sim_with(sim, "");
     }
-    builder.start().await.unwrap()
+    builder.start().await
 }
 
 async fn connect(
@@ -136,7 +136,7 @@ async fn i8_a_session_without_a_model_is_for_the_only_one() {
             SimConfig { model: model.to_owned(), ..SimConfig::instant(Dialect::Vllm, Role::Aggregated) };
         builder = builder.sim_with(sim, "");
     }
-    let cluster = builder.start().await.unwrap();
+    let cluster = builder.start().await;
     let (status, body) = refusal(connect(&cluster, "?intent=transcription", &[]).await.unwrap_err());
     let message = body["error"]["message"].as_str().unwrap();
     assert_eq!((status, &body["error"]["code"]), (400, &json!("invalid_request")));
@@ -358,12 +358,12 @@ async fn f4_a_session_whose_engine_does_not_read_is_counted_once() {
         }
         _ => vec![Act::Send(raw_answer("{}"))],
     };
-    let engine = RawEngine::start(script).await.unwrap();
+    let engine = RawEngine::start(script).await;
     let builder = TestClusterBuilder::new().config(|config| {
         config.timeouts.client_write = Duration::from_millis(300);
         config.workers.push(engine.worker("id=1,engine=vllm,role=aggregated"));
     });
-    let cluster = builder.start().await.unwrap();
+    let cluster = builder.start().await;
     let mut client = TcpStream::connect(cluster.gateway.address).await.unwrap();
     let head = "GET /v1/realtime?model=tiny HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: websocket\r\n\
                 sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n";
@@ -413,7 +413,7 @@ async fn i8_a_realtime_session_waits_in_the_queue_and_may_ask_for_the_decisions(
     let builder = TestClusterBuilder::new()
         .config(|config| config.queue.limit = 4)
         .sim_with(SimConfig::instant(Dialect::Vllm, Role::Aggregated), ",max_concurrency=1");
-    let cluster = builder.start().await.unwrap();
+    let cluster = builder.start().await;
     let mut first = connect(&cluster, "?model=tiny", &[]).await.unwrap();
     assert_eq!(event(&mut first).await["type"], "session.created");
     let waits = async {
@@ -461,12 +461,12 @@ async fn i8_a_realtime_session_has_the_deadline_of_a_request_until_it_is_open() 
         line if line.starts_with("GET /v1/realtime") => vec![Act::Pause(Duration::from_secs(60))],
         _ => vec![Act::Send(raw_answer("{}"))],
     };
-    let engine = RawEngine::start(script).await.unwrap();
+    let engine = RawEngine::start(script).await;
     let builder = TestClusterBuilder::new().config(|config| {
         config.timeouts.request = Duration::from_millis(300);
         config.workers.push(engine.worker("id=1,engine=vllm,role=aggregated"));
     });
-    let cluster = builder.start().await.unwrap();
+    let cluster = builder.start().await;
     let answer = timeout(Duration::from_secs(5), connect(&cluster, "?model=tiny", &[])).await.unwrap();
     let (status, body) = refusal(answer.unwrap_err());
     // I8.7

@@ -70,9 +70,9 @@ fn prompt(end: &str) -> String {
 #[tokio::test]
 async fn f5_a_prompt_that_its_worker_refused_is_not_expected_there() {
     for how in ["400", "500", "503", "an answer", "an event", "a reset"] {
-        let engine = RawEngine::serving(answer).await.unwrap();
+        let engine = RawEngine::serving(answer).await;
         let change = |config: &mut Config| worker(config, &engine, "id=1,role=aggregated,engine=openai");
-        let cluster = TestClusterBuilder::new().config(change).start().await.unwrap();
+        let cluster = TestClusterBuilder::new().config(change).start().await;
         assert_eq!(ask(&cluster, &prompt("")[..640]).await, 200);
         let before = blocks(&cluster).await;
         assert!(before > 5.0, "{before}");
@@ -80,16 +80,16 @@ async fn f5_a_prompt_that_its_worker_refused_is_not_expected_there() {
         // F5.4
         assert_eq!(blocks(&cluster).await, before, "{how}");
     }
-    let engine = RawEngine::serving(answer).await.unwrap();
+    let engine = RawEngine::serving(answer).await;
     let change = |config: &mut Config| worker(config, &engine, "id=1,role=aggregated,engine=openai");
-    let cluster = TestClusterBuilder::new().config(change).start().await.unwrap();
+    let cluster = TestClusterBuilder::new().config(change).start().await;
     assert_eq!(ask(&cluster, &prompt("")).await, 200);
     assert!(blocks(&cluster).await > 15.0);
 }
 
 #[tokio::test]
 async fn f5_a_prompt_that_another_worker_took_is_expected_at_that_one_only() {
-    let engines = [RawEngine::serving(answer).await.unwrap(), RawEngine::serving(|_| take()).await.unwrap()];
+    let engines = [RawEngine::serving(answer).await, RawEngine::serving(|_| take()).await];
     let change = |config: &mut Config| {
         let by_turn = "[aggregated]\nbuiltin = 'formula'\nsettings = { cost = \"label_number('turn')\" }";
         config.policies.slots = toml::from_str(by_turn).unwrap();
@@ -97,7 +97,7 @@ async fn f5_a_prompt_that_another_worker_took_is_expected_at_that_one_only() {
             worker(config, engine, &format!("id={turn},role=aggregated,engine=openai,label.turn={turn}"));
         }
     };
-    let cluster = TestClusterBuilder::new().config(change).start().await.unwrap();
+    let cluster = TestClusterBuilder::new().config(change).start().await;
     let prompt = prompt("refuse by 500");
     assert_eq!(ask(&cluster, &prompt).await, 200);
     assert_eq!(engines.each_ref().map(|engine| engine.requests().len()), [1, 1]);
@@ -114,13 +114,13 @@ async fn f5_each_leg_of_a_pair_is_recorded_when_its_worker_took_it() {
         let change = |config: &mut Config| worker(config, engine, &more);
         TestClusterBuilder::new().sim(Dialect::Vllm, sim).config(change).start()
     };
-    let engine = RawEngine::serving(answer).await.unwrap();
+    let engine = RawEngine::serving(answer).await;
     let prompt = prompt("refuse by 400");
-    let cluster = pair(Role::Decode, "prefill", &engine).await.unwrap();
+    let cluster = pair(Role::Decode, "prefill", &engine).await;
     assert_eq!(ask(&cluster, &prompt).await, 400);
     // F5.4
     assert_eq!(blocks(&cluster).await, 0.0);
-    let cluster = pair(Role::Prefill, "decode", &engine).await.unwrap();
+    let cluster = pair(Role::Prefill, "decode", &engine).await;
     assert_eq!(ask(&cluster, &prompt).await, 400);
     blocks(&cluster).await;
     let expected = expected(&cluster, &prompt).await;

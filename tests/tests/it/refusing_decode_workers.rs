@@ -49,7 +49,7 @@ async fn engine(end: &'static str, refusal: Arc<Mutex<Option<Refusal>>>) -> RawE
         let refused = refusal.lock().map(|(status, body)| raw_engine::status(status, body));
         vec![Act::Send(refused.unwrap_or_else(|| json_answer(&answer(end))))]
     };
-    RawEngine::serving(script).await.unwrap()
+    RawEngine::serving(script).await
 }
 
 impl Fleet {
@@ -77,8 +77,7 @@ impl Fleet {
                 }
             })
             .start()
-            .await
-            .unwrap();
+            .await;
         Self { engines, cluster, refusal }
     }
 
@@ -131,8 +130,7 @@ async fn i17_a_decode_worker_of_a_bootstrap_pair_that_refuses_everything_is_left
         .sim_with(SimConfig::instant(Dialect::Sglang, Role::Decode), ",label.turn=2")
         .config(|config| config.policies.slots = toml::from_str(IN_TURN).unwrap())
         .start()
-        .await
-        .unwrap();
+        .await;
     let refusal = FaultKind::Status { status: 400, retry_after: None };
     cluster.sims[1].set_faults(vec![Fault::always(refusal)]);
     let mut statuses = Vec::new();
@@ -173,8 +171,7 @@ async fn i17_a_long_prompt_goes_to_a_decode_worker_with_a_longer_context() {
             config.policies.slots = toml::from_str(IN_TURN).unwrap();
         })
         .start()
-        .await
-        .unwrap();
+        .await;
     for round in 0..8 {
         let reply = ask(&cluster, &[], &format!("{round} {}", "word ".repeat(600))).await;
         // I17.6
@@ -274,8 +271,7 @@ async fn i2_an_offer_after_a_refusal_is_a_retry() {
                 config.policies.slots = toml::from_str(IN_TURN).unwrap();
             })
             .start()
-            .await
-            .unwrap();
+            .await;
         let refusal = FaultKind::Status { status: 404, retry_after: None };
         cluster.sims[1].set_faults(vec![Fault::always(refusal)]);
         // I2.3
@@ -308,15 +304,14 @@ async fn e6_a_handoff_whose_request_decode_refuses_within_an_answer_is_consumed(
         let refuses = move |request: &RawRequest| {
             if is_one_token(request) { vec![Act::Send(json_answer(&answer("stop")))] } else { acts.clone() }
         };
-        let (prefill, decode) =
-            (engine("length", Arc::default()).await, RawEngine::serving(refuses).await.unwrap());
+        let (prefill, decode) = (engine("length", Arc::default()).await, RawEngine::serving(refuses).await);
         let builder = TestClusterBuilder::new().config(|config| {
             for (role, engine, flags) in [("prefill", &prefill, prefill_flags), ("decode", &decode, flags)] {
                 let flag = format!("role={role},engine={kind},url=http://{}{flags}", engine.address);
                 config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
             }
         });
-        let cluster = builder.start().await.unwrap();
+        let cluster = builder.start().await;
         let body = json!({"model": "tiny", "prompt": "which way?", "max_tokens": 9, "stream": stream});
         let reply = cluster.client.post(COMPLETIONS, &[], body.to_string()).await.unwrap();
         let text = String::from_utf8_lossy(&reply.body).into_owned();
@@ -379,7 +374,6 @@ async fn refusing_within(within: Within, code: u16, times: usize) -> RawEngine {
         vec![Act::Send(json_answer(&answer("stop")))]
     })
     .await
-    .unwrap()
 }
 
 /// A gateway before a prefill worker, and decode workers that are preferred in their order.
@@ -394,7 +388,7 @@ async fn gateway((kind, more): (&str, [&str; 3]), engines: &[&RawEngine], terms:
             config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
         }
     });
-    builder.start().await.unwrap()
+    builder.start().await
 }
 
 async fn ask_for(cluster: &TestCluster, stream: bool) -> (u16, String) {
@@ -509,7 +503,6 @@ async fn new_engine(script: impl Fn() -> Vec<Act> + Send + Sync + 'static) -> Ra
         _ => script(),
     })
     .await
-    .unwrap()
 }
 
 /// A decode engine that serves a stream, or refuses it after its first event.

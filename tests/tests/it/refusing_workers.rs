@@ -36,12 +36,11 @@ async fn engine(refuses: &Arc<AtomicBool>, status: &'static str) -> RawEngine {
         }
     })
     .await
-    .unwrap()
 }
 
 /// A gateway in front of engines, the first of which is preferred.
 async fn cluster(engines: &[&RawEngine]) -> TestCluster {
-    TestClusterBuilder::new().in_turn(engines.iter().copied()).start().await.unwrap()
+    TestClusterBuilder::new().in_turn(engines.iter().copied()).start().await
 }
 
 async fn ask(cluster: &TestCluster, prompt: &str, stream: bool) -> Reply {
@@ -153,8 +152,7 @@ async fn i17_a_prefill_worker_that_refuses_everything_is_left_out() {
             .sim(dialect, Role::Decode)
             .config(|config| config.policies.slots = toml::from_str(by_turn).unwrap())
             .start()
-            .await
-            .unwrap();
+            .await;
         let refusal = FaultKind::Status { status: 400, retry_after: None };
         cluster.sims[0].set_faults(vec![Fault::always(refusal)]);
         let mut statuses = Vec::new();

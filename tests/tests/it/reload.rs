@@ -36,8 +36,7 @@ impl Reloading {
             })
             .sim_with(slow, more)
             .start()
-            .await
-            .unwrap();
+            .await;
         Self { cluster, edit }
     }
 
@@ -191,8 +190,7 @@ async fn n1_half_of_a_file_waits_for_an_operator() {
         .reread(Some(path.clone()), read)
         .sim(Dialect::Vllm, Role::Aggregated)
         .start()
-        .await
-        .unwrap();
+        .await;
     let body = json!({ "model": "tiny", "prompt": "a", "max_tokens": 2 }).to_string();
     let ask = async |headers: &[(&str, &str)]| {
         cluster.client.post("/v1/completions", headers, body.clone()).await.unwrap().status.as_u16()
@@ -246,7 +244,7 @@ async fn n1_files_that_do_not_answer_keep_no_operator_waiting() {
         Ok(started.clone())
     };
     let builder = TestClusterBuilder::new().reread(None, read).sim(Dialect::Vllm, Role::Aggregated);
-    let cluster = builder.start().await.unwrap();
+    let cluster = builder.start().await;
     let asked = async {
         let healthy = tokio::time::timeout(Duration::from_secs(5), cluster.admin.get("/healthz")).await;
         assert_eq!(healthy.unwrap().unwrap().status.as_u16(), 200);
@@ -280,7 +278,7 @@ async fn n1_a_changed_file_that_was_not_read_in_time_is_tried_again() {
         Ok(started.clone())
     };
     let builder = TestClusterBuilder::new().reread(Some(path.clone()), read);
-    let cluster = builder.sim(Dialect::Vllm, Role::Aggregated).start().await.unwrap();
+    let cluster = builder.sim(Dialect::Vllm, Role::Aggregated).start().await;
     let is_in_force = async |expected: f64| {
         for _ in 0..200 {
             if cluster.metric("pointsman_config_last_reload_successful ").await.unwrap() == [expected] {
@@ -315,7 +313,7 @@ async fn n1_a_file_that_is_put_back_after_a_reload_is_applied() {
         }
     };
     let builder = TestClusterBuilder::new().reread(Some(path.clone()), read);
-    let cluster = builder.sim(Dialect::Vllm, Role::Aggregated).start().await.unwrap();
+    let cluster = builder.sim(Dialect::Vllm, Role::Aggregated).start().await;
     let ask = async || {
         let body = json!({ "model": "tiny", "prompt": "a", "max_tokens": 2 }).to_string();
         cluster.client.post("/v1/completions", &[], body).await.unwrap().status.as_u16()
@@ -340,7 +338,7 @@ async fn n1_a_configuration_file_that_is_gone_is_reported() {
     std::fs::write(&path, "").unwrap();
     let builder =
         TestClusterBuilder::new().reread(Some(path.clone()), |started: &Config| Ok(started.clone()));
-    let cluster = builder.sim(Dialect::Vllm, Role::Aggregated).start().await.unwrap();
+    let cluster = builder.sim(Dialect::Vllm, Role::Aggregated).start().await;
     let reported = async |expected: bool| {
         for _ in 0..100 {
             let status = cluster.admin.get("/status").await.unwrap().json().unwrap();

@@ -30,7 +30,7 @@ fn replicas(name: &str, url: &str) -> Replicas {
 /// A gateway with an engine of its own.
 async fn first(settings: Replicas) -> TestCluster {
     let builder = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated);
-    builder.config(|config| config.replicas = settings).start().await.unwrap()
+    builder.config(|config| config.replicas = settings).start().await
 }
 
 /// A gateway with the engine of another one, which has another id here.
@@ -40,7 +40,7 @@ async fn second(of: &TestCluster, settings: Replicas) -> TestCluster {
         config.replicas = settings;
         config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
     };
-    TestClusterBuilder::new().config(change).start().await.unwrap()
+    TestClusterBuilder::new().config(change).start().await
 }
 
 fn book(cluster: &TestCluster) -> Booking {
@@ -254,7 +254,7 @@ async fn bind(cluster: &TestCluster) -> u16 {
 #[tokio::test]
 async fn q6_a_gateway_that_restarts_gets_its_bindings_back_from_another_one() {
     let Some(nats) = Nats::start("").await else { return };
-    let engines = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await.unwrap();
+    let engines = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await;
     let one = second(&engines, replicas("one", &nats.url())).await;
     let two = second(&engines, replicas("two", &nats.url())).await;
     until_peers(&one, 1).await;
@@ -280,7 +280,7 @@ async fn q6_a_gateway_that_reads_its_workers_late_keeps_the_bindings_of_the_othe
     assert_eq!(bind(&one).await, 200);
     let settings = replicas("two", &nats.url());
     let builder = TestClusterBuilder::new().config(|config| config.replicas = settings);
-    let two = builder.start().await.unwrap();
+    let two = builder.start().await;
     let known = |replicas: &Value| replicas["peers"][0]["in_sync"] == true;
     until(&two, "/replicas", "in sync", known).await;
     assert_eq!(get(&two, "/status").await["live"]["session_bindings"], 0);

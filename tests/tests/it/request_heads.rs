@@ -8,7 +8,7 @@ use pointsman_tests::{
 
 #[tokio::test]
 async fn i7_a_request_names_one_host() {
-    let cluster = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await.unwrap();
+    let cluster = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await;
     for (version, host, status) in [
         ("1.1", "host: a\r\nhost: b\r\n", "400"),
         ("1.1", "host: a\r\nhost: a\r\n", "400"),
@@ -41,7 +41,7 @@ async fn i7_a_request_names_one_host() {
 
 #[tokio::test]
 async fn i7_a_body_has_one_length() {
-    let cluster = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await.unwrap();
+    let cluster = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await;
     let smuggled = "GET /version HTTP/1.1\r\nhost: a\r\n\r\n";
     for (lengths, body) in [
         ("content-length: 2\r\ncontent-length: 3\r\n", "{}"),
@@ -91,8 +91,7 @@ async fn i7_an_answer_before_the_body_was_read_says_that_its_connection_ends() {
         .config(|config| config.auth.keys = client_keys(&[("alpha", "")]))
         .sim(Dialect::Vllm, Role::Aggregated)
         .start()
-        .await
-        .unwrap();
+        .await;
     let (clients, operators) = (cluster.gateway.address, cluster.gateway.admin);
     let (path, key) = ("/v1/completions", "authorization: Bearer alpha\r\n");
     for (to, request, status) in [
@@ -116,7 +115,7 @@ async fn i7_an_answer_before_the_body_was_read_says_that_its_connection_ends() {
 
 #[tokio::test]
 async fn i7_a_connection_stays_after_an_early_answer_when_the_body_was_short() {
-    let cluster = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await.unwrap();
+    let cluster = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await;
     let long = "x".repeat(60_000);
     let whole = post("/v1/nope", "content-length: 60000\r\n") + &long;
     let chunked = post("/v1/nope", "transfer-encoding: chunked\r\n") + "2\r\n{}\r\n2\r\n{}\r\n0\r\n\r\n";

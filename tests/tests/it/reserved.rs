@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 /// An engine that answers each POST with the same text.
 async fn canned(answer: &'static str) -> RawEngine {
-    RawEngine::serving(move |_| vec![Act::Send(json_answer(answer))]).await.unwrap()
+    RawEngine::serving(move |_| vec![Act::Send(json_answer(answer))]).await
 }
 
 fn last(engine: &RawEngine) -> RawRequest {
@@ -21,7 +21,7 @@ fn last(engine: &RawEngine) -> RawRequest {
 
 async fn cluster(flags: &[String]) -> TestCluster {
     let specs: Vec<WorkerSpec> = flags.iter().map(|flag| WorkerSpec::parse_flag(flag).unwrap()).collect();
-    TestClusterBuilder::new().config(|config| config.workers = specs).start().await.unwrap()
+    TestClusterBuilder::new().config(|config| config.workers = specs).start().await
 }
 
 const ANSWER: &str = r#"{"id":"x","object":"text_completion","created":1,"model":"tiny","choices":[{"index":0,"text":"hi","finish_reason":"stop"}],"usage":{"prompt_tokens":1,"completion_tokens":1,"total_tokens":2}}"#;

@@ -22,7 +22,7 @@ async fn with_one_response(roles: &[Role], change: impl FnOnce(&mut Config)) -> 
         let slow = SimConfig { itl: Duration::from_millis(3), ..SimConfig::instant(Dialect::Vllm, *role) };
         builder.sim_with(slow, if *role == Role::Prefill { "" } else { ",max_concurrency=1" })
     });
-    let cluster = builder.start().await.unwrap();
+    let cluster = builder.start().await;
     let id = first(&cluster.client).await;
     let mut stores = Vec::new();
     for (place, sim) in cluster.sims.iter().enumerate().filter(|(place, _)| roles[*place] != Role::Prefill) {

@@ -30,9 +30,8 @@ async fn cluster(acts: Vec<Act>, change: impl FnOnce(&mut Config)) -> (RawEngine
         }
         _ => vec![Act::Send(json("{}"))],
     })
-    .await
-    .unwrap();
-    let cluster = TestClusterBuilder::new().in_turn([&engine]).config(change).start().await.unwrap();
+    .await;
+    let cluster = TestClusterBuilder::new().in_turn([&engine]).config(change).start().await;
     (engine, cluster)
 }
 
@@ -147,4 +146,21 @@ async fn i3_a_resumed_stream_that_is_silent_gets_comments_between_events() {
     // I3.8
     assert!(rest.starts_with(COMMENT), "{text}");
     assert_eq!((rest.replace(COMMENT, ""), code.as_str()), ([DELTA, COMPLETED].concat(), "ok"));
+}
+
+#[tokio::test]
+async fn i12_a_resumed_stream_that_waits_for_room_gets_comments_and_has_the_deadline() {
+    let large = format!("data: {}", "x".repeat(600_000));
+    let (_engine, cluster) = cluster(vec![send(CREATED), send(&large), Act::Hang], |config| {
+        (config.limits.body_bytes_in_flight, config.server.max_body_bytes) = (300_000, 100_000);
+        (config.timeouts.request, config.timeouts.stream_comment) = (1_000 * MS, 100 * MS);
+    })
+    .await;
+    let (text, code) = read(&cluster, PATH).await;
+    // I3.8
+    assert!(text.contains(COMMENT), "{text}");
+    let error = error_behind(&text.replace(COMMENT, ""), CREATED);
+    // I12.9
+    assert_eq!((&error["error"]["code"], code.as_str()), (&"deadline".into(), "deadline"));
+    cluster.until("nothing is held", |cluster| cluster.gateway.state().body_bytes.used() == 0).await.unwrap();
 }

@@ -38,7 +38,6 @@ async fn every_other(end: Act) -> RawEngine {
         vec![Act::Send(json(ANSWER))]
     })
     .await
-    .unwrap()
 }
 
 async fn gateway(engine: &RawEngine) -> TestCluster {
@@ -49,7 +48,6 @@ async fn gateway(engine: &RawEngine) -> TestCluster {
         })
         .start()
         .await
-        .unwrap()
 }
 
 #[tokio::test]
@@ -74,7 +72,7 @@ async fn i2_a_connection_that_is_closed_as_the_request_is_sent_is_not_a_failure(
 
 #[tokio::test]
 async fn i2_a_request_that_ends_new_connections_too_is_a_failure() {
-    let engine = RawEngine::serving(closes_bad).await.unwrap();
+    let engine = RawEngine::serving(closes_bad).await;
     let cluster = gateway(&engine).await;
     for (prompt, status) in [("good", 200), ("bad", 502), ("good", 200)] {
         let body = format!(r#"{{"model":"tiny","prompt":"{prompt}"}}"#);
@@ -125,7 +123,7 @@ fn closes_bad(request: &RawRequest) -> Vec<Act> {
 async fn ended_by_bad(count: usize, retries: u32) -> (TestCluster, Vec<RawEngine>) {
     let mut engines = Vec::new();
     for _ in 0..count {
-        engines.push(RawEngine::serving(closes_bad).await.unwrap());
+        engines.push(RawEngine::serving(closes_bad).await);
     }
     let cluster = gateway_of(&engines, "", retries).await;
     keep_connections(&cluster, count).await;
@@ -136,15 +134,14 @@ async fn gateway_of(engines: &[RawEngine], more: &str, retries: u32) -> TestClus
     TestClusterBuilder::new()
         .config(|config| {
             for (number, engine) in engines.iter().enumerate() {
-                let worker = format!("id={number},role=aggregated,engine=openai{more}");
-                config.workers.push(engine.worker(worker));
+                let flag = format!("id={number},role=aggregated,engine=openai{more}");
+                config.workers.push(engine.worker(&flag));
             }
             config.server.threads = 1;
             config.routing.retries = retries;
         })
         .start()
         .await
-        .unwrap()
 }
 
 /// Has the gateway keep a connection to each of its workers.
@@ -167,7 +164,7 @@ async fn closes_once() -> [RawEngine; 2] {
             _ => vec![Act::Send(json(ANSWER))],
         })
     };
-    [start().await.unwrap(), start().await.unwrap()]
+    [start().await, start().await]
 }
 
 fn odd_requests(engine: &RawEngine) -> usize {
@@ -242,7 +239,7 @@ async fn i4_a_request_that_ends_kept_connections_of_two_engines_is_quarantined()
 
 #[tokio::test]
 async fn i2_a_leg_of_a_pair_is_not_sent_twice() {
-    let prefill = RawEngine::serving(|_| vec![Act::Send(json(PREFILLED))]).await.unwrap();
+    let prefill = RawEngine::serving(|_| vec![Act::Send(json(PREFILLED))]).await;
     let decode = every_other(Act::Close).await;
     let cluster = pair(&prefill, &decode, 0).await;
     for status in [200, 502] {
@@ -265,7 +262,7 @@ async fn i2_a_leg_of_a_pair_is_not_sent_twice() {
     assert_eq!((prefill.requests().len(), decode.requests().len()), (2 + 7, 7));
     cluster.at_rest().await.unwrap();
     let prefill = every_prefill().await;
-    let decode = RawEngine::serving(|_| vec![Act::Send(json(ANSWER))]).await.unwrap();
+    let decode = RawEngine::serving(|_| vec![Act::Send(json(ANSWER))]).await;
     let cluster = pair(&prefill, &decode, 3).await;
     for _ in 0..4 {
         let body = r#"{"model":"tiny","max_tokens":2,"prompt":"a pair"}"#;
@@ -286,7 +283,7 @@ async fn every_prefill() -> RawEngine {
     let posts = AtomicUsize::new(0);
     let is_odd = move || posts.fetch_add(1, Ordering::SeqCst) % 2 == 1;
     let script = move |_: &RawRequest| vec![if is_odd() { Act::Close } else { Act::Send(json(PREFILLED)) }];
-    RawEngine::serving(script).await.unwrap()
+    RawEngine::serving(script).await
 }
 
 async fn pair(prefill: &RawEngine, decode: &RawEngine, retries: u32) -> TestCluster {
@@ -300,7 +297,6 @@ async fn pair(prefill: &RawEngine, decode: &RawEngine, retries: u32) -> TestClus
         })
         .start()
         .await
-        .unwrap()
 }
 
 #[tokio::test]
@@ -341,7 +337,7 @@ async fn i12_a_stored_response_is_retried_elsewhere_unless_an_engine_may_go_on_w
     ] {
         let posts = Arc::new(AtomicUsize::new(0));
         let start = || RawEngine::serving(ends_first(ends.clone(), posts.clone()));
-        let engines = [start().await.unwrap(), start().await.unwrap()];
+        let engines = [start().await, start().await];
         let cluster = TestClusterBuilder::new()
             .config(|config| {
                 config.timeouts.whole_head = Duration::from_secs(1);
@@ -350,8 +346,7 @@ async fn i12_a_stored_response_is_retried_elsewhere_unless_an_engine_may_go_on_w
                 }
             })
             .start()
-            .await
-            .unwrap();
+            .await;
         let body = format!(r#"{{"model":"tiny","input":"once"{fields}}}"#);
         let reply = cluster.client.post("/v1/responses", &[], body).await.unwrap();
         let got = engines.iter().map(|engine| engine.requests().len()).sum::<usize>();

@@ -116,7 +116,7 @@ async fn cluster(dialect: Dialect, models: &[Model]) -> TestCluster {
             builder = builder.sim_with(sim, more);
         }
     }
-    builder.start().await.unwrap()
+    builder.start().await
 }
 
 /// Brings the workers of a model into a state. Returns the load that keeps them busy.

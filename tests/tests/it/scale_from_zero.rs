@@ -34,7 +34,7 @@ fn waiting_for(limit: Duration) -> TestClusterBuilder {
 
 /// A gateway without workers whose requests for `tiny` wait for a minute.
 async fn empty(change: impl FnOnce(&mut Config)) -> TestCluster {
-    waiting_for(Duration::from_secs(60)).config(change).start().await.unwrap()
+    waiting_for(Duration::from_secs(60)).config(change).start().await
 }
 
 /// Starts an engine and adds it as a worker.
@@ -150,7 +150,7 @@ async fn f7_requests_that_waited_for_a_worker_keep_its_limits_and_their_order() 
 
 #[tokio::test]
 async fn f7_a_request_is_refused_when_no_worker_comes_in_time() {
-    let cluster = waiting_for(Duration::from_millis(600)).start().await.unwrap();
+    let cluster = waiting_for(Duration::from_millis(600)).start().await;
     let begun = Instant::now();
     let reply = ask(&cluster, json!({})).await;
     // F7.10
@@ -238,8 +238,7 @@ async fn f7_a_pair_waits_for_its_missing_leg() {
 
 #[tokio::test]
 async fn f7_a_request_waits_for_a_worker_that_drains_or_is_down() {
-    let cluster =
-        waiting_for(Duration::from_secs(60)).sim(Dialect::Vllm, Role::Aggregated).start().await.unwrap();
+    let cluster = waiting_for(Duration::from_secs(60)).sim(Dialect::Vllm, Role::Aggregated).start().await;
     assert_eq!(cluster.admin.post("/workers/1/drain", &[], "").await.unwrap().status, 200);
     let returns = async {
         until_waiting(&cluster, 1.0).await;
@@ -256,8 +255,7 @@ async fn f7_a_drain_of_the_gateway_answers_those_that_wait_for_a_worker() {
     let cluster = waiting_for(Duration::from_secs(60))
         .config(|config| config.timeouts.drain = Duration::from_secs(30))
         .start()
-        .await
-        .unwrap();
+        .await;
     let TestCluster { gateway, client, .. } = cluster;
     let state = gateway.state();
     let waits = client.post(CHAT, &[], chat(json!({})));

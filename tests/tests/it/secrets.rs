@@ -109,8 +109,7 @@ async fn k5_no_secret_appears_anywhere() {
         })
         .sim_with(SimConfig::instant(Dialect::Vllm, Role::Aggregated), ",api_key=PLANTED-worker-key")
         .start()
-        .await
-        .unwrap();
+        .await;
     let mut shown = String::new();
     let body = json!({"model": "tiny", "prompt": "hello", "max_tokens": 2}).to_string();
     for key in ["PLANTED-tenant-key", "PLANTED-digest-key", "PLANTED-wrong-key", "eyJ.PLANTED.x"] {
@@ -209,8 +208,7 @@ async fn k5_the_clients_authorization_reaches_an_engine_only_when_it_is_configur
             .sim_with(recording(Role::Prefill), worker_key)
             .sim_with(recording(Role::Decode), worker_key)
             .start()
-            .await
-            .unwrap();
+            .await;
         let body = json!({"model": "tiny", "prompt": "hello", "max_tokens": 2}).to_string();
         assert_eq!(cluster.client.post(COMPLETIONS, headers, body).await.unwrap().status, 200);
         for sim in &cluster.sims {
@@ -240,8 +238,8 @@ async fn k5_an_engine_that_refuses_the_gateway_s_key_is_named_with_what_to_set()
             "GET /health" => vec![Act::Send(raw_engine::json("{}"))],
             _ => vec![Act::Send(raw_engine::status(status, r#"{"error":"Unauthorized"}"#))],
         });
-        let engine = engine.await.unwrap();
-        let cluster = TestClusterBuilder::new().start().await.unwrap();
+        let engine = engine.await;
+        let cluster = TestClusterBuilder::new().start().await;
         cluster.gateway.state().registry.upsert(engine.worker("id=1,role=aggregated,engine=vllm,model=tiny"));
         let advice = format!("status {status}; set api_key of the worker to a key of the engine");
         let is_logged = |_: &_| {

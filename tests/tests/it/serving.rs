@@ -36,7 +36,7 @@ async fn text(cluster: &TestCluster, stream: bool) -> String {
 
 #[tokio::test]
 async fn c7_c6_both_handoffs_answer_what_a_single_engine_answers() {
-    let single = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await.unwrap();
+    let single = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await;
     let expected = text(&single, false).await;
     assert!(!expected.is_empty());
     assert_eq!(text(&single, true).await, expected);
@@ -60,8 +60,7 @@ async fn a5_engines_get_the_client_s_fields_but_nothing_of_the_handoff_and_clien
         .sim_with(record(Role::Prefill), "")
         .sim_with(record(Role::Decode), "")
         .start()
-        .await
-        .unwrap();
+        .await;
     let body = chat(false).replacen(
         '{',
         r#"{"kv_transfer_params":{"do_remote_prefill":true},"nvext":{"dp_rank":0},"#,
@@ -123,8 +122,7 @@ async fn i_every_client_error_names_its_cause() {
         .config(|config| config.server.max_body_bytes = 2_000)
         .sim(Dialect::Vllm, Role::Aggregated)
         .start()
-        .await
-        .unwrap();
+        .await;
     let post = async |body: &str| {
         let reply = cluster.client.post(CHAT, &[], body.to_owned()).await.unwrap();
         (reply.status.as_u16(), reply.code())
@@ -152,8 +150,7 @@ async fn i_a_key_is_required_when_keys_are_configured() {
         .config(|config| config.auth.keys = pointsman_tests::client_keys(&[("sk-right", "")]))
         .sim(Dialect::Vllm, Role::Aggregated)
         .start()
-        .await
-        .unwrap();
+        .await;
     let status = async |headers: &[(&str, &str)]| {
         cluster.client.post(CHAT, headers, chat(false)).await.unwrap().status.as_u16()
     };
@@ -166,11 +163,9 @@ async fn i_a_key_is_required_when_keys_are_configured() {
 async fn b3_models_and_readiness_list_only_what_can_be_served() {
     let cluster = TestClusterBuilder::new()
         .config(|config| config.routing.enforce_disagg = true)
-        .sim(Dialect::Vllm, Role::Prefill)
-        .sim(Dialect::Vllm, Role::Decode)
+        .pair(Dialect::Vllm)
         .start()
-        .await
-        .unwrap();
+        .await;
     let models = cluster.client.get("/v1/models").await.unwrap().json().unwrap();
     // B3.3
     assert_eq!(models["data"][0]["id"], "tiny");
@@ -210,8 +205,7 @@ async fn b3_workers_that_cannot_hand_over_to_each_other_are_no_pair() {
             .sim_with(engine(Role::Prefill), ",kv_compatibility=0.32")
             .sim_with(engine(Role::Decode), ",kv_compatibility=0.33")
             .start()
-            .await
-            .unwrap();
+            .await;
         let listed = cluster.client.get("/v1/models").await.unwrap().json().unwrap()["data"].clone();
         let reply = cluster.client.post(CHAT, &[], chat(false)).await.unwrap();
         if enforce_disagg {
@@ -232,8 +226,7 @@ async fn b1_without_a_prefill_worker_a_decode_worker_prefills_locally_where_it_c
     let cluster = TestClusterBuilder::new()
         .sim_with(SimConfig::instant(Dialect::Vllm, Role::Aggregated), "")
         .start()
-        .await
-        .unwrap();
+        .await;
     assert!(!text(&cluster, false).await.is_empty());
     // So does a vLLM decode worker, which has the fact `local_prefill`.
     let cluster = TestCluster::disaggregated(Dialect::Vllm, 0, 1).await.unwrap();
@@ -246,7 +239,7 @@ async fn b1_without_a_prefill_worker_a_decode_worker_prefills_locally_where_it_c
     {
         let role = if flag.is_empty() { Role::Decode } else { Role::Aggregated };
         let builder = TestClusterBuilder::new().sim_with(SimConfig::instant(dialect, role), flag);
-        let cluster = builder.start().await.unwrap();
+        let cluster = builder.start().await;
         let reply = cluster.client.post(CHAT, &[], chat(false)).await.unwrap();
         // B1.4
         assert_eq!((reply.status.as_u16(), reply.code()), (503, "no_worker".into()), "{dialect:?}");
@@ -275,13 +268,11 @@ async fn f3_a_pinned_request_goes_where_it_is_pinned() {
 #[tokio::test]
 async fn requests_with_several_consumers_run_on_one_worker() {
     let cluster = TestClusterBuilder::new()
-        .sim(Dialect::Vllm, Role::Prefill)
-        .sim(Dialect::Vllm, Role::Decode)
+        .pair(Dialect::Vllm)
         .sim(Dialect::Vllm, Role::Aggregated)
         .config(|config| config.routing.retries = 0)
         .start()
-        .await
-        .unwrap();
+        .await;
     let body = chat(false).replacen('{', r#"{"n":2,"#, 1);
     // A vLLM decode worker may serve it as well: both are in the aggregated pool. The simulated one insists
     // on its role.
@@ -329,7 +320,7 @@ async fn a_drain_finishes_requests_in_flight_and_refuses_new_ones() {
         itl: std::time::Duration::from_millis(20),
         ..SimConfig::instant(Dialect::Vllm, Role::Aggregated)
     };
-    let cluster = TestClusterBuilder::new().sim_with(slow, "").start().await.unwrap();
+    let cluster = TestClusterBuilder::new().sim_with(slow, "").start().await;
     let mut stream = cluster.client.stream(CHAT, &[], chat(true)).await.unwrap();
     stream.next().await.unwrap();
     let TestCluster { gateway, client, .. } = cluster;

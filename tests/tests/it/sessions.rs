@@ -42,8 +42,7 @@ async fn f8_an_answer_that_takes_longer_than_the_ttl_keeps_its_session() {
     let cluster = pairs(&instant(Role::Prefill), &slow)
         .config(|config| config.routing.session_affinity = Duration::from_secs(1))
         .start()
-        .await
-        .unwrap();
+        .await;
     let long = chat(json!({ "stream": true, "max_tokens": 100 }));
     let mut stream = cluster.client.stream(CHAT, &[SESSION], long).await.unwrap();
     for _ in 0..60 {
@@ -80,8 +79,7 @@ async fn f8_a_late_dispatch_neither_replaces_a_binding_nor_begins_a_closed_sessi
     let cluster = pairs(&slow, &instant(Role::Decode))
         .config(|config| config.routing.session_affinity = Duration::from_secs(60))
         .start()
-        .await
-        .unwrap();
+        .await;
     let first = [SESSION, ("x-prefill-instance-id", "2")];
     overlapping(&cluster, async {
         decisions(&cluster.client, &first, json!({})).await;
@@ -105,8 +103,7 @@ async fn a3_sessions_of_coding_agents_are_bound() {
     let cluster = pairs(&instant(Role::Prefill), &instant(Role::Decode))
         .config(|config| config.routing.session_affinity = Duration::from_secs(60))
         .start()
-        .await
-        .unwrap();
+        .await;
     let claude = ("x-claude-code-session-id", "c");
     for headers in [
         &[claude][..],

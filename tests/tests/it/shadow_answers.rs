@@ -20,7 +20,6 @@ async fn cluster(text: &str) -> TestCluster {
         .sim(Dialect::Vllm, Role::Aggregated)
         .start()
         .await
-        .unwrap()
 }
 
 async fn ask(cluster: &TestCluster) {
@@ -108,11 +107,9 @@ async fn t8_the_summary_has_the_shadows_of_overrides_and_those_beside_newer_gene
             config.policies.slots = more.policies.slots;
             config.policies.probation_calls = 0;
         })
-        .sim(Dialect::Vllm, Role::Prefill)
-        .sim(Dialect::Vllm, Role::Decode)
+        .pair(Dialect::Vllm)
         .start()
-        .await
-        .unwrap();
+        .await;
     let counts = ["decisions", "compared", "agreed", "sheds", "fallbacks"];
     put(&cluster, "decode-override.shadow.wasm", &scripted(ROGUE_PLANNER, "shed-429 0")).await;
     for _ in 0..3 {

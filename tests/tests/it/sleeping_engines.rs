@@ -58,7 +58,6 @@ async fn falls_asleep(
         vec![Act::Send(answer)]
     })
     .await
-    .unwrap()
 }
 
 fn is_stream(request: &RawRequest) -> bool {
@@ -94,7 +93,7 @@ async fn b8_requests_at_an_engine_that_falls_asleep_are_answered_by_another_one(
         config.policies.slots = toml::from_str(in_turn).unwrap();
         config.workers.push(spec(&engine));
     });
-    let cluster = builder.start().await.unwrap();
+    let cluster = builder.start().await;
     let tasks = tokio_util::task::TaskTracker::new();
     let mut requests = Vec::new();
     // Each worker gets one whole answer and one stream.
@@ -133,13 +132,12 @@ async fn b8_requests_at_an_engine_that_falls_asleep_are_answered_by_another_one(
 #[tokio::test]
 async fn b8_a_request_at_a_sleeping_engine_moves_when_another_worker_comes() {
     let engine = falls_asleep([1, 0], |_| vec![Act::Hang]).await;
-    let cluster =
-        TestClusterBuilder::new().config(|config| config.workers.push(spec(&engine))).start().await.unwrap();
+    let cluster = TestClusterBuilder::new().config(|config| config.workers.push(spec(&engine))).start().await;
     let client = cluster.client.clone();
     let tasks = tokio_util::task::TaskTracker::new();
     let request = tasks.spawn(async move { client.post(CHAT, &[], chat(1, false)).await });
     cluster.until("it is asleep", has_sleeper).await.unwrap();
-    let other = RawEngine::serving(|_| vec![Act::Send(json_answer(WHOLE))]).await.unwrap();
+    let other = RawEngine::serving(|_| vec![Act::Send(json_answer(WHOLE))]).await;
     cluster.gateway.state().registry.upsert(other.worker("role=aggregated,engine=openai"));
     // B8.19
     let reply = timeout(SOON, request).await.expect("it waits for the sleeping engine").unwrap().unwrap();
@@ -151,8 +149,7 @@ async fn b8_a_request_stays_at_a_sleeping_engine_while_no_other_worker_can_take_
     let engine =
         falls_asleep([1, 0], |_| vec![Act::Pause(Duration::from_secs(3)), Act::Send(json_answer(WHOLE))])
             .await;
-    let cluster =
-        TestClusterBuilder::new().config(|config| config.workers.push(spec(&engine))).start().await.unwrap();
+    let cluster = TestClusterBuilder::new().config(|config| config.workers.push(spec(&engine))).start().await;
     let reply = cluster.client.post(CHAT, &[], chat(1, false)).await.unwrap();
     // B8.19
     assert!(reply.status == 200 && String::from_utf8_lossy(&reply.body).contains("woken"), "{reply:?}");
@@ -164,7 +161,7 @@ async fn b8_a_request_stays_at_a_sleeping_engine_that_alone_may_serve_it() {
     let acts = |_: &RawRequest| vec![Act::Pause(Duration::from_secs(3)), Act::Send(json_answer(WHOLE))];
     let engine = falls_asleep([1, 0], acts).await;
     let builder = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated);
-    let cluster = builder.config(|config| config.workers.push(spec(&engine))).start().await.unwrap();
+    let cluster = builder.config(|config| config.workers.push(spec(&engine))).start().await;
     let snapshot = cluster.gateway.state().registry.snapshot();
     let address = engine.address.to_string();
     let sleeper = snapshot.workers().iter().find(|worker| worker.spec().url.contains(&address)).unwrap();
@@ -181,8 +178,7 @@ async fn b8_a_request_stays_at_a_sleeping_engine_that_alone_may_serve_it() {
 async fn b8_requests_leave_a_sleeping_engine_only_for_places_that_are_free() {
     const REQUESTS: usize = 12;
     let engine = falls_asleep([REQUESTS, 0], |_| vec![Act::Hang]).await;
-    let cluster =
-        TestClusterBuilder::new().config(|config| config.workers.push(spec(&engine))).start().await.unwrap();
+    let cluster = TestClusterBuilder::new().config(|config| config.workers.push(spec(&engine))).start().await;
     let tasks = tokio_util::task::TaskTracker::new();
     let ask = |number| {
         let client = cluster.client.clone();
@@ -191,7 +187,7 @@ async fn b8_requests_leave_a_sleeping_engine_only_for_places_that_are_free() {
     let requests: Vec<_> = (0..REQUESTS).map(ask).collect();
     cluster.until("it is asleep", has_sleeper).await.unwrap();
     let acts = |_: &RawRequest| vec![Act::Pause(Duration::from_millis(200)), Act::Send(json_answer(WHOLE))];
-    let other = RawEngine::serving(acts).await.unwrap();
+    let other = RawEngine::serving(acts).await;
     cluster.gateway.state().registry.upsert(other.worker("role=aggregated,engine=openai,max_concurrency=2"));
     for request in requests {
         let reply = timeout(SOON, request).await.expect("it finds no free place").unwrap().unwrap();
@@ -207,9 +203,8 @@ async fn b8_a_pair_whose_prefill_engine_falls_asleep_takes_another_one() {
     let builder = TestClusterBuilder::new()
         .config(|config| config.probe.load_interval = Duration::from_secs(2))
         .sim(Dialect::Vllm, Role::Prefill)
-        .sim(Dialect::Vllm, Role::Prefill)
-        .sim(Dialect::Vllm, Role::Decode);
-    let cluster = builder.start().await.unwrap();
+        .pair(Dialect::Vllm);
+    let cluster = builder.start().await;
     Client::new(cluster.sims[0].addr()).post("/sleep", &[], "").await.unwrap();
     let requests = (0..6).map(|number| {
         let client = cluster.client.clone();

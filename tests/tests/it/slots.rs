@@ -50,7 +50,6 @@ async fn cluster(config: &str) -> TestCluster {
         .sim(Dialect::Vllm, Role::Aggregated)
         .start()
         .await
-        .unwrap()
 }
 
 const COMPOSED: &str = r#"
@@ -72,7 +71,7 @@ async fn a_slot_that_cannot_be_built_stops_the_start_and_a_reload_keeps_the_old_
     let builder = || {
         TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).sim(Dialect::Vllm, Role::Aggregated)
     };
-    let at_start = builder().config(|config| *config = with_slots(config, COMPOSED)).start().await;
+    let at_start = builder().config(|config| *config = with_slots(config, COMPOSED)).try_start().await;
     let problem = at_start.map(drop).unwrap_err().to_string();
     let expected = "policies.slots.aggregated: the policy `parts/low-queue.wasm` is refused: `low-queue` is neither built \
                     in nor a file of the policy directory; built in: kv-aware, ";
@@ -83,7 +82,7 @@ async fn a_slot_that_cannot_be_built_stops_the_start_and_a_reload_keeps_the_old_
         "{problem}"
     );
 
-    let cluster = builder().reread(None, |started| Ok(with_slots(started, COMPOSED))).start().await.unwrap();
+    let cluster = builder().reread(None, |started| Ok(with_slots(started, COMPOSED))).start().await;
     cluster.gateway.reload().await.unwrap();
     // N7.3
     assert!(ask(&cluster).await.contains("predicted-latency@1 policy"), "the old content serves");
@@ -245,7 +244,7 @@ shadow = { settings = { requests = 3, window-ms = 86400000, anonymous = true } }
 async fn t7_a_shadow_remembers_in_a_state_of_its_own() {
     let builder = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated);
     let builder = builder.config(|config| *config = with_slots(config, LIMITED_SHADOW));
-    let cluster = builder.start().await.unwrap();
+    let cluster = builder.start().await;
     let body = json!({"model": "tiny", "max_tokens": 2, "messages": [{"role": "user", "content": "hello"}]});
     let preview = async || cluster.client.post("/v1/route", &[], body.to_string()).await.unwrap();
     let compared = async |requests: u32| {
@@ -298,8 +297,7 @@ async fn a_reload_changes_slots_and_workers_and_names_what_needs_a_restart() {
         })
         .sim(Dialect::Vllm, Role::Aggregated)
         .start()
-        .await
-        .unwrap();
+        .await;
     assert!(ask(&cluster).await.contains("predicted-latency@1"));
     write(
         "[policies.slots.aggregated]\nbuiltin = \"least-loaded\"\n[index]\nttl = \"77s\"\n[[workers]]\nid = 7\nrole = \"decode\"\nengine = \"vllm\"\nurl = \"http://127.0.0.1:9\"",
@@ -346,8 +344,7 @@ async fn a_changed_configuration_file_is_reloaded_without_a_command() {
         })
         .sim(Dialect::Vllm, Role::Aggregated)
         .start()
-        .await
-        .unwrap();
+        .await;
     let write = |text: &str| std::fs::write(file.path(), text).unwrap();
     let runs = |name: &'static str| {
         move |cluster: &TestCluster| {

@@ -29,7 +29,7 @@ async fn fountain(change: impl FnOnce(&mut Config)) -> (TestCluster, Fountain) {
         config.server.threads = 2;
         change(config);
     });
-    (builder.start().await.unwrap(), fountain)
+    (builder.start().await, fountain)
 }
 
 fn post(body: &str) -> String {
@@ -147,7 +147,7 @@ async fn f4_the_booking_of_a_client_that_pauses_again_and_again_stays() {
 #[tokio::test]
 async fn a_client_that_pauses_and_reads_on_gets_everything() {
     let config = SimConfig::instant(Dialect::Vllm, Role::Aggregated);
-    let cluster = TestClusterBuilder::new().sim_with(config, "").start().await.unwrap();
+    let cluster = TestClusterBuilder::new().sim_with(config, "").start().await;
     let body = r#"{"model":"tiny","stream":true,"max_tokens":6000,"ignore_eos":true,"messages":[{"role":"user","content":"x"}]}"#;
     let mut client = begin(&cluster, body).await;
     sleep(Duration::from_millis(700)).await;
@@ -162,11 +162,9 @@ async fn a_client_that_pauses_and_reads_on_gets_everything() {
 async fn e1_the_handoff_of_a_client_that_does_not_read_is_consumed() {
     let cluster = TestClusterBuilder::new()
         .config(|config| config.timeouts.client_write = Duration::from_millis(300))
-        .sim(Dialect::Vllm, Role::Prefill)
-        .sim(Dialect::Vllm, Role::Decode)
+        .pair(Dialect::Vllm)
         .start()
-        .await
-        .unwrap();
+        .await;
     let body = r#"{"model":"tiny","stream":true,"max_tokens":20000,"ignore_eos":true,"messages":[{"role":"user","content":"a question"}]}"#;
     let client = begin(&cluster, body).await;
     cluster.until("it is in flight", |cluster| cluster.booked() > 0).await.unwrap();
@@ -213,8 +211,7 @@ async fn readers_of_events_that_do_not_read_are_ended() {
         .config(|config| config.timeouts.client_write = Duration::from_millis(300))
         .sim(Dialect::Vllm, Role::Aggregated)
         .start()
-        .await
-        .unwrap();
+        .await;
     let mut readers = Vec::new();
     for _ in 0..4 {
         let mut reader = connect_small(cluster.gateway.admin).await.unwrap();
@@ -235,7 +232,7 @@ async fn readers_of_events_that_do_not_read_are_ended() {
 
 #[tokio::test]
 async fn bytes_after_a_request_withhold_no_answer() {
-    let cluster = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await.unwrap();
+    let cluster = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await;
     let whole = r#"{"model":"tiny","max_tokens":2,"messages":[{"role":"user","content":"x"}]}"#;
     let stream =
         r#"{"model":"tiny","max_tokens":2,"stream":true,"messages":[{"role":"user","content":"x"}]}"#;
@@ -251,7 +248,7 @@ async fn bytes_after_a_request_withhold_no_answer() {
 
 #[tokio::test]
 async fn a_broken_request_is_answered_before_its_connection_is_closed() {
-    let cluster = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await.unwrap();
+    let cluster = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await;
     let head = |field: &str| format!("POST {CHAT} HTTP/1.1\r\nhost: x\r\n{field}\r\n\r\n");
     let many: String = (0..500).map(|number| format!("x-{number}: y\r\n")).collect();
     let cases = [

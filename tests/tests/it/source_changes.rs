@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pointsman_gateway::config::{DiscoveryEtcd, DiscoveryFile, DiscoveryFileFormat};
+use pointsman_gateway::config::DiscoveryEtcd;
 use pointsman_tests::{TestCluster, TestClusterBuilder, log::Log, own_process};
 use serde_json::{Value, json};
 
@@ -33,15 +33,7 @@ async fn p13_each_change_of_a_source_has_one_bounded_line() {
     };
     let ports: Vec<u16> = (1..=20).collect();
     write(&ports);
-    let file = DiscoveryFile {
-        name: "a".to_owned(),
-        path: path.clone(),
-        format: DiscoveryFileFormat::Workers,
-        interval: Duration::from_millis(20),
-        ..DiscoveryFile::default()
-    };
-    let builder = TestClusterBuilder::new().config(|config| config.discovery.files = vec![file]);
-    let _cluster = builder.start().await.unwrap();
+    let _cluster = TestClusterBuilder::new().worker_file(&path).start().await;
     let word = "workers of a discovery source changed";
     let first = line(&log, 0, word).await;
     // P13.1
@@ -72,7 +64,7 @@ async fn p3_a_source_that_cannot_be_read_is_a_reason_and_clients_are_told_withou
         ..DiscoveryEtcd::default()
     };
     let builder = TestClusterBuilder::new().config(|config| config.discovery.etcd = vec![etcd]);
-    let cluster = builder.start().await.unwrap();
+    let cluster = builder.start().await;
     let expected = "the source etcd:main cannot be read: http://127.0.0.1:9: ";
     let mut told = Vec::new();
     for _ in 0..500 {

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 async fn cluster(workers: usize, change: impl FnOnce(&mut Config)) -> TestCluster {
     let builder = TestClusterBuilder::new().config(change);
     let builder = (0..workers).fold(builder, |builder, _| builder.sim(Dialect::Vllm, Role::Aggregated));
-    builder.start().await.unwrap()
+    builder.start().await
 }
 
 pub(crate) fn turn(previous: Option<&str>, stream: bool) -> String {
@@ -203,7 +203,7 @@ async fn i12_a_response_is_found_when_its_engine_comes_back_as_another_worker() 
 async fn i12_a_worker_that_drains_still_serves_what_it_stored() {
     for roles in [vec![Role::Aggregated; 2], vec![Role::Prefill, Role::Decode, Role::Decode]] {
         let builder = roles.iter().fold(TestClusterBuilder::new(), |all, role| all.sim(Dialect::Vllm, *role));
-        let cluster = builder.start().await.unwrap();
+        let cluster = builder.start().await;
         let id = first(&cluster.client).await;
         let decode = |place: &usize| roles[*place] != Role::Prefill;
         let mut stores = Vec::new();
@@ -325,7 +325,7 @@ async fn i12_behind_a_proxy_the_next_turn_goes_there_too() {
 async fn a1_a_turn_for_another_model_than_the_last_one_is_refused_by_their_names() {
     let other = SimConfig { model: "other".into(), ..SimConfig::instant(Dialect::Vllm, Role::Aggregated) };
     let builder = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).sim_with(other, "");
-    let cluster = builder.start().await.unwrap();
+    let cluster = builder.start().await;
     let id = first(&cluster.client).await;
     let next = turn(Some(&id), false).replace("\"tiny\"", "\"other\"");
     let refused = cluster.client.post(RESPONSES, &[], next).await.unwrap();

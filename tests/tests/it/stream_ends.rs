@@ -20,9 +20,9 @@ fn form() -> String {
 /// A gateway in front of an engine that answers with these events, and then does what `end` says.
 async fn streaming(events: &str, end: Act) -> (RawEngine, TestCluster) {
     let acts = vec![Act::Send(stream_head()), Act::Send(chunk(events.as_bytes())), end];
-    let engine = RawEngine::serving(move |_| acts.clone()).await.unwrap();
+    let engine = RawEngine::serving(move |_| acts.clone()).await;
     let builder = TestClusterBuilder::new().in_turn([&engine]).config(|config| config.routing.retries = 0);
-    let cluster = builder.start().await.unwrap();
+    let cluster = builder.start().await;
     (engine, cluster)
 }
 

@@ -74,7 +74,7 @@ async fn vllm(
         line if line.starts_with("POST") => acts(request),
         _ => vec![Act::Send(status("404 Not Found", "{}"))],
     };
-    RawEngine::start(script).await.unwrap()
+    RawEngine::start(script).await
 }
 
 fn answer(_: &RawRequest) -> Vec<Act> {
@@ -105,7 +105,7 @@ async fn two_in_turn(
         add(config, 2, &engines[1]);
         change(config);
     });
-    (builder.start().await.unwrap(), engines)
+    (builder.start().await, engines)
 }
 
 #[tokio::test]
@@ -167,7 +167,7 @@ async fn b7_the_only_worker_of_a_pool_is_not_put_aside() {
         config.timeouts.whole_head = Duration::from_secs(2);
         add(config, 1, &engine);
     });
-    let cluster = builder.start().await.unwrap();
+    let cluster = builder.start().await;
     behaviour.hangs.store(true, Ordering::Relaxed);
     let (hung, ()) = tokio::join!(ask(&cluster, 0), async {
         cluster.until("it is stuck", |cluster| cluster.worker(1).stuck().is_some()).await.unwrap();
@@ -217,7 +217,7 @@ async fn b7_a_prefill_worker_is_stuck_when_the_deadlines_of_three_requests_pass(
         line if line.starts_with("POST") => vec![Act::Hang],
         _ => vec![Act::Send(status("404 Not Found", "{}"))],
     };
-    let engines = [RawEngine::start(script).await.unwrap(), RawEngine::start(script).await.unwrap()];
+    let engines = [RawEngine::start(script).await, RawEngine::start(script).await];
     let cluster = TestClusterBuilder::new()
         .config(|config| {
             config.timeouts.request = 400 * MS;
@@ -226,8 +226,7 @@ async fn b7_a_prefill_worker_is_stuck_when_the_deadlines_of_three_requests_pass(
             }
         })
         .start()
-        .await
-        .unwrap();
+        .await;
     for turn in 0..3 {
         assert_eq!(ask(&cluster, turn).await, 504);
     }
@@ -251,7 +250,7 @@ async fn b7_a_prefill_worker_whose_handoffs_do_not_finish_is_put_aside() {
     for role in [Role::Prefill, Role::Prefill, Role::Decode, Role::Decode] {
         builder = builder.sim(Dialect::Sglang, role);
     }
-    let cluster = builder.start().await.unwrap();
+    let cluster = builder.start().await;
     cluster.sims[0].set_faults(vec![Fault::always(FaultKind::HangAfterHeaders)]);
     let (mut turn, end) = (0, Instant::now() + Duration::from_secs(40));
     while !cluster.worker(1).is_put_aside() && Instant::now() < end {
@@ -290,7 +289,7 @@ async fn silent(behaviour: &Arc<Behaviour>, pause: Duration, dialect: &str) -> (
         config.probe.load_interval = 50 * MS;
         config.workers.push(engine.worker(&format!("id=1,role=aggregated,engine={dialect}")));
     });
-    (builder.start().await.unwrap(), engine)
+    (builder.start().await, engine)
 }
 
 /// The text of a stream, and how long it took.
@@ -344,14 +343,13 @@ async fn i3_an_sglang_engine_without_metrics_is_asked_for_its_load() {
             }
             _ => vec![Act::Send(status("404 Not Found", "{}"))],
         })
-        .await
-        .unwrap();
+        .await;
         let builder = TestClusterBuilder::new().config(|config| {
             config.timeouts.event_idle = 1_000 * MS;
             config.probe.load_interval = 50 * MS;
             config.workers.push(engine.worker("id=1,role=aggregated,engine=sglang"));
         });
-        let cluster = builder.start().await.unwrap();
+        let cluster = builder.start().await;
         let load = |cluster: &TestCluster| cluster.worker(1).engine_load();
         // B8.3
         cluster.until("its load is read", |cluster| load(cluster).is_some()).await.unwrap();
@@ -422,8 +420,7 @@ async fn i3_comments_of_an_engine_are_no_events() {
             add(config, 1, &engine);
         })
         .start()
-        .await
-        .unwrap();
+        .await;
     for has_begun in [true, false] {
         let (least, key) = (2_000 * MS, "timeouts.event_idle_max");
         begun.store(has_begun, Ordering::Relaxed);
@@ -466,7 +463,7 @@ async fn i3_a_stream_may_take_longer_to_begin_while_its_engine_works() {
                 config.routing.retries = 0;
                 config.workers.push(engine.worker(&format!("id=1,role=aggregated,engine={dialect}")));
             });
-            let cluster = builder.start().await.unwrap();
+            let cluster = builder.start().await;
             let body = r#"{"model":"tiny","prompt":"a","stream":true}"#;
             let reply = cluster.client.post(COMPLETIONS, &[], body).await.unwrap();
             let text = String::from_utf8_lossy(&reply.body).into_owned();
@@ -489,7 +486,7 @@ async fn i3_an_engine_that_only_says_that_requests_run_is_stuck_after_three_stre
         config.routing.retries = 0;
         add(config, 1, &engine);
     });
-    let cluster = builder.start().await.unwrap();
+    let cluster = builder.start().await;
     let begun = Instant::now();
     let ask = || cluster.client.post(COMPLETIONS, &[], r#"{"model":"tiny","prompt":"a","stream":true}"#);
     let (one, two, three) = tokio::join!(ask(), ask(), ask());

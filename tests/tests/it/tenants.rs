@@ -35,7 +35,6 @@ async fn cluster(slots: &str, proxies: &str) -> TestCluster {
         .sim_with(SimConfig { record: 100, ..SimConfig::instant(Dialect::Vllm, Role::Aggregated) }, "")
         .start()
         .await
-        .unwrap()
 }
 
 /// Facts `tenant-hash` and `tenant-active-requests` of the newest decision.
@@ -143,8 +142,7 @@ async fn m4_tenants_have_series_when_the_configuration_names_them() {
             "",
         )
         .start()
-        .await
-        .unwrap();
+        .await;
     let of = |name: &'static str| [(HEADER, name)];
     let a = of("team-a");
     let (first, second) = tokio::join!(ask(&cluster, &a), ask(&cluster, &a));

@@ -30,7 +30,7 @@ async fn samples(cluster: &TestCluster, name: &str) -> String {
 
 #[tokio::test]
 async fn an_answer_that_is_not_streamed_has_no_time_to_first_token() {
-    let cluster = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await.unwrap();
+    let cluster = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await;
     let reply = cluster.client.post(COMPLETIONS, &[], body(false)).await.unwrap();
     assert_eq!(reply.status, 200);
     let outcome = cluster.newest_outcome().await.unwrap();
@@ -53,8 +53,7 @@ async fn a_prefill_worker_s_time_is_its_own_and_not_part_of_the_decode_worker_s(
             .sim_with(slow, "")
             .sim_with(SimConfig::instant(Dialect::Vllm, Role::Decode), "")
             .start()
-            .await
-            .unwrap();
+            .await;
         let before = tokio::time::Instant::now();
         if stream {
             let events = cluster.client.stream(COMPLETIONS, &[], body(true)).await.unwrap();
@@ -95,8 +94,7 @@ async fn f7_a_policy_sees_how_long_a_request_waited_in_the_queue() {
         })
         .sim_with(slow, ",max_concurrency=1")
         .start()
-        .await
-        .unwrap();
+        .await;
     cluster.drop_policy("aggregated.wasm", HOSTILE).unwrap();
     let report = cluster.admin.post("/policies/reload", &[], "").await.unwrap();
     assert_eq!(report.status, 200, "{:?}", report.json());

@@ -25,7 +25,7 @@ const LIMIT: Duration = Duration::from_secs(10);
 
 async fn cluster(change: impl FnOnce(&mut Config)) -> TestCluster {
     let builder = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).config(change);
-    builder.start().await.unwrap()
+    builder.start().await
 }
 
 /// The answer to a request on a new connection, or why there is none.
@@ -164,7 +164,7 @@ async fn j1_clients_that_do_not_read_are_bounded_and_ended_over_tls_too() {
         config.server.tls = Some(files.tls());
         config.timeouts.client_write = Duration::from_secs(3);
     });
-    let cluster = builder.start().await.unwrap();
+    let cluster = builder.start().await;
     let config = authority.client(None, &[]).unwrap();
     let body = r#"{"model":"tiny","stream":true,"messages":[{"role":"user","content":"x"}]}"#;
     let request = format!(

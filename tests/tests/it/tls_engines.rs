@@ -69,7 +69,6 @@ async fn cluster(change: impl FnOnce(&mut Config)) -> TestCluster {
         })
         .start()
         .await
-        .unwrap()
 }
 
 async fn chat(cluster: &TestCluster) -> String {
@@ -320,7 +319,7 @@ async fn j4_an_engine_with_tls_whose_url_has_none_is_told_from_one_that_does_not
         assert_eq!(engine.sim.state().requests.len(), 0);
         cluster.gateway.state().registry.remove(id);
     }
-    let silent = RawEngine::start(|_| vec![Act::Close]).await.unwrap();
+    let silent = RawEngine::start(|_| vec![Act::Close]).await;
     let shown = problem_of(&cluster, silent.worker("role=aggregated,engine=vllm")).await;
     // J4.9
     assert!(shown.contains("connection closed before message completed"), "{shown}");

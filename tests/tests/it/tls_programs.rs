@@ -35,7 +35,7 @@ async fn is_installed(program: &str) -> bool {
 
 async fn cluster(tls: Tls) -> TestCluster {
     let builder = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated);
-    builder.config(|config| config.server.tls = Some(tls)).start().await.unwrap()
+    builder.config(|config| config.server.tls = Some(tls)).start().await
 }
 
 async fn curl(address: SocketAddr, authority: &Path, more: &[&str]) -> (String, i32) {

@@ -50,7 +50,7 @@ async fn j3_a_new_certificate_serves_new_connections_and_ends_none() {
         SimConfig { itl: Duration::from_millis(20), ..SimConfig::instant(Dialect::Vllm, Role::Aggregated) };
     let tls = files.tls();
     let builder = TestClusterBuilder::new().sim_with(sim, "").config(|config| config.server.tls = Some(tls));
-    let cluster = builder.start().await.unwrap();
+    let cluster = builder.start().await;
     let config = authority.client(None, &[]).unwrap();
     assert!(is_served(&cluster, &config, &first).await);
     let expiry = "pointsman_tls_certificate_expiry_timestamp_seconds{listener=\"clients\"}";
@@ -124,7 +124,7 @@ async fn j3_an_expired_certificate_serves_from_the_start_until_it_is_renewed() {
     };
     let builder = TestClusterBuilder::new().config(|config| config.server.tls = Some(tls));
     let builder = builder.reread(None, read).sim(Dialect::Vllm, Role::Aggregated);
-    let cluster = builder.start().await.unwrap();
+    let cluster = builder.start().await;
     let config = authority.client(None, &[]).unwrap();
     let refused = connect(cluster.gateway.address, &config).await.unwrap_err().to_string();
     // J3.5: clients refuse it themselves.
@@ -159,7 +159,7 @@ async fn n1_a_file_that_lost_its_tls_waits_for_an_operator() {
     let tls = files.tls();
     let builder = TestClusterBuilder::new().config(|config| config.server.tls = Some(tls));
     let builder = builder.reread(Some(path.clone()), read).sim(Dialect::Vllm, Role::Aggregated);
-    let cluster = builder.start().await.unwrap();
+    let cluster = builder.start().await;
     fs::write(&path, "[server]").unwrap();
     until("the refusal is told", async || {
         reasons(&cluster).await.contains("the file would serve clients without TLS")

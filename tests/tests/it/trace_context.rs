@@ -13,7 +13,7 @@ const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 async fn pair(dialect: Dialect) -> TestCluster {
     let sim = |role| SimConfig { record: 100, ..SimConfig::instant(dialect, role) };
     let builder = TestClusterBuilder::new().sim_with(sim(Role::Prefill), "").sim_with(sim(Role::Decode), "");
-    builder.start().await.unwrap()
+    builder.start().await
 }
 
 fn chat(nvext: Value) -> String {
@@ -62,8 +62,7 @@ async fn a3_a_listener_that_takes_no_hints_begins_its_own_trace() {
         .config(|config| config.server.trust_hints = false)
         .sim_with(sim, "")
         .start()
-        .await
-        .unwrap();
+        .await;
     cluster.client.post("/v1/chat/completions", &[("traceparent", PARENT)], chat(json!({}))).await.unwrap();
     let seen = traced(&cluster.sims[0]);
     assert!(!seen["traceparent"].contains(TRACE), "{seen:?}");
@@ -103,8 +102,7 @@ async fn a2_keys_of_nvext_that_have_no_effect_are_named_in_a_header() {
 #[tokio::test]
 async fn a2_routing_constraints_of_dynamo_s_bodies_choose_the_worker() {
     let sim = || SimConfig { record: 100, ..SimConfig::instant(Dialect::Vllm, Role::Aggregated) };
-    let cluster =
-        TestClusterBuilder::new().sim_with(sim(), ",taint=gold").sim_with(sim(), "").start().await.unwrap();
+    let cluster = TestClusterBuilder::new().sim_with(sim(), ",taint=gold").sim_with(sim(), "").start().await;
     for _ in 0..6 {
         let nvext = json!({ "routing_constraints": { "required_taints": ["gold"] } });
         let reply = cluster.client.post("/v1/chat/completions", &[], chat(nvext)).await.unwrap();
@@ -121,7 +119,7 @@ async fn a2_open_begins_a_session_anew_and_bind_goes_on() {
         let sim = SimConfig { record: 100, ..SimConfig::instant(Dialect::Vllm, Role::Aggregated) };
         builder = builder.sim_with(sim, "");
     }
-    let cluster = builder.start().await.unwrap();
+    let cluster = builder.start().await;
     let served = async |action: Value| {
         let before: Vec<usize> = cluster.sims.iter().map(|sim| sim.recorded().len()).collect();
         let control = json!({ "session_control": { "session_id": "s", "action": action } });
@@ -176,8 +174,7 @@ async fn i9_every_refusal_of_the_admin_port_has_one_shape_and_large_ids_are_text
     let cluster = TestClusterBuilder::new()
         .sim_with(SimConfig::instant(Dialect::Vllm, Role::Aggregated), &format!(",id={big}"))
         .start()
-        .await
-        .unwrap();
+        .await;
     let json_type = [("content-type", "application/json")];
     let refusals = [
         (cluster.admin.get("/nothing").await.unwrap(), 404, "unknown_url"),

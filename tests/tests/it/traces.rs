@@ -98,8 +98,7 @@ async fn m1_a_pair_s_request_is_one_tree_with_a_link_from_decode_to_prefill() {
             .sim_with(sim(dialect, Role::Prefill), "")
             .sim_with(sim(dialect, Role::Decode), "")
             .start()
-            .await
-            .unwrap();
+            .await;
         let headers = [("traceparent", PARENT), ("tracestate", "vendor=1")];
         let reply = cluster.client.post(CHAT, &headers, body(stream, 4)).await.unwrap();
         assert_eq!(reply.status.as_u16(), 200, "{:?}", reply.body);
@@ -176,8 +175,7 @@ async fn m1_retries_refusals_and_clients_that_leave_have_whole_traces() {
         .sim_with(slow(Role::Aggregated), "")
         .sim_with(slow(Role::Aggregated), "")
         .start()
-        .await
-        .unwrap();
+        .await;
     let fault = FaultKind::Status { status: 500, retry_after: None };
     let once = || vec![Fault { times: Some(1), ..Fault::always(fault.clone()) }];
     cluster.sims.iter().for_each(|sim| sim.set_faults(once()));
@@ -236,8 +234,7 @@ async fn m1_a_request_that_waits_for_tokens_and_a_place_has_a_span_of_each() {
         })
         .sim_with(slow, ",max_concurrency=1")
         .start()
-        .await
-        .unwrap();
+        .await;
     let mut first = cluster.client.stream(CHAT, &[], body(true, 30)).await.unwrap();
     first.next().await.unwrap();
     let second = cluster.client.post(CHAT, &[("traceparent", PARENT)], body(true, 2)).await.unwrap();
@@ -265,15 +262,13 @@ async fn m1_without_traces_or_outside_the_sample_nothing_is_sent() {
         .config(|config| config.traces.sample_ratio = 0.0)
         .sim_with(sim(Dialect::Vllm, Role::Aggregated), "")
         .start()
-        .await
-        .unwrap();
+        .await;
     let not_parent_based = TestClusterBuilder::new()
         .config(tracing_to(collector.endpoint()))
         .config(|config| (config.traces.sample_ratio, config.traces.parent_based) = (0.0, false))
         .sim_with(sim(Dialect::Vllm, Role::Aggregated), "")
         .start()
-        .await
-        .unwrap();
+        .await;
     // The last one: a client's flag where it does not decide.
     for (parent, parent_based) in
         [(None, true), (Some(PARENT.replace("-01", "-00")), true), (Some(PARENT.to_owned()), false)]
@@ -298,8 +293,7 @@ async fn m1_headers_of_an_attacker_neither_fail_a_request_nor_join_a_trace() {
         .config(tracing_to(collector.endpoint()))
         .sim_with(sim(Dialect::Vllm, Role::Aggregated), "")
         .start()
-        .await
-        .unwrap();
+        .await;
     let long = "a=b,".repeat(5_000);
     let zeros = "00-00000000000000000000000000000000-0000000000000000-01";
     let cases =
@@ -339,8 +333,7 @@ async fn m3_a_bad_collector_costs_spans_and_no_request() {
             .config(tracing_to(collector.endpoint()))
             .sim(Dialect::Vllm, Role::Aggregated)
             .start()
-            .await
-            .unwrap();
+            .await;
         for _ in 0..5 {
             assert_eq!(cluster.client.post(CHAT, &[], body(true, 2)).await.unwrap().status, 200);
         }
@@ -360,8 +353,7 @@ async fn m3_a_bad_collector_costs_spans_and_no_request() {
         .config(tracing_to("http://127.0.0.1:9".to_owned()))
         .sim(Dialect::Vllm, Role::Aggregated)
         .start()
-        .await
-        .unwrap();
+        .await;
     assert_eq!(cluster.client.post(CHAT, &[], body(true, 2)).await.unwrap().status, 200);
     for _ in 0..500 {
         if dropped(&cluster, "connect").await > 0.0 {
@@ -380,8 +372,7 @@ async fn m3_the_drain_exports_what_waits() {
         .config(|config| config.traces.interval = Duration::from_secs(600))
         .sim(Dialect::Vllm, Role::Aggregated)
         .start()
-        .await
-        .unwrap();
+        .await;
     assert_eq!(cluster.client.post(CHAT, &[], body(false, 2)).await.unwrap().status, 200);
     cluster.at_rest().await.unwrap();
     assert!(collector.bodies().is_empty());

@@ -37,7 +37,6 @@ async fn engine(answers: Vec<Value>) -> RawEngine {
         vec![Act::Send(json_answer(&answer.to_string()))]
     })
     .await
-    .unwrap()
 }
 
 async fn generating() -> RawEngine {
@@ -52,7 +51,7 @@ async fn gateway(engine: &str, workers: &[(&str, &RawEngine)]) -> TestCluster {
             config.workers.push(worker.worker(&format!("role={role},engine={engine}")));
         }
     });
-    builder.start().await.unwrap()
+    builder.start().await
 }
 
 /// Sends a prompt, or a chat of it, with more fields.
@@ -204,7 +203,7 @@ async fn c7_a_prefill_answer_with_numbers_that_json_lacks_is_handed_over() {
         answer["choices"][0]["logprobs"] = json!(["here"]);
         let text = answer.to_string().replace("\"here\"", "NaN,-Infinity");
         assert!(serde_json::from_str::<Value>(&text).is_err(), "{text}");
-        let prefill = RawEngine::serving(move |_| vec![Act::Send(json_answer(&text))]).await.unwrap();
+        let prefill = RawEngine::serving(move |_| vec![Act::Send(json_answer(&text))]).await;
         let decode = generating().await;
         let cluster = gateway(name, &[("prefill", &prefill), ("decode", &decode)]).await;
         let reply = post(&cluster, COMPLETIONS, json!({ "logprobs": 2 })).await;

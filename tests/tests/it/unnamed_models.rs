@@ -24,7 +24,6 @@ async fn engine(models: &'static str) -> RawEngine {
         })]
     })
     .await
-    .unwrap()
 }
 
 async fn cluster_of(engines: &[(&RawEngine, &str)]) -> TestCluster {
@@ -33,7 +32,7 @@ async fn cluster_of(engines: &[(&RawEngine, &str)]) -> TestCluster {
             config.workers.push(engine.worker(&format!("{flag},role=aggregated")));
         }
     });
-    builder.start().await.unwrap()
+    builder.start().await
 }
 
 async fn ask(cluster: &TestCluster, path: &str, body: &str) -> (u16, Value) {
@@ -83,7 +82,7 @@ async fn a1_with_several_models_the_missing_one_is_asked_for_by_name() {
     let other =
         SimConfig { model: "other".to_owned(), ..SimConfig::instant(Dialect::Vllm, Role::Aggregated) };
     let builder = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).sim_with(other, "");
-    let cluster = builder.start().await.unwrap();
+    let cluster = builder.start().await;
     for path in [COMPLETIONS, "/v1/embeddings", "/v1/route"] {
         let (status, answer) = ask(&cluster, path, r#"{"prompt":"x","input":"x"}"#).await;
         let message = answer["error"]["message"].as_str().unwrap().to_owned();
@@ -94,7 +93,7 @@ async fn a1_with_several_models_the_missing_one_is_asked_for_by_name() {
             "{path}"
         );
     }
-    let empty = TestClusterBuilder::new().start().await.unwrap();
+    let empty = TestClusterBuilder::new().start().await;
     let (status, answer) = ask(&empty, COMPLETIONS, r#"{"prompt":"x"}"#).await;
     assert_eq!(status, 503, "{answer}");
 }
@@ -116,7 +115,7 @@ async fn i1_a_model_that_is_not_served_is_answered_with_those_that_are() {
         let one = cluster.client.get("/v1/models/nope").await.unwrap().json().unwrap();
         assert_eq!(one["error"]["message"], expected);
         // A worker that has not finished loading may serve it.
-        let loading = RawEngine::start(|_: &RawRequest| vec![Act::Hang]).await.unwrap();
+        let loading = RawEngine::start(|_: &RawRequest| vec![Act::Hang]).await;
         let registry = &cluster.gateway.state().registry;
         registry.upsert(loading.worker("id=9,engine=vllm,role=aggregated"));
         let (status, answer) = ask(&cluster, COMPLETIONS, r#"{"model":"nope","prompt":"x"}"#).await;
@@ -142,8 +141,7 @@ async fn i1_workers_that_cannot_pair_are_named() {
                 }
             })
             .start()
-            .await
-            .unwrap();
+            .await;
         let (status, answer) = ask(&cluster, COMPLETIONS, r#"{"model":"tiny","prompt":"x"}"#).await;
         let decode = if code == 503 { "sglang" } else { "vllm over nixl (0.32.0)" };
         let why = format!(
@@ -201,8 +199,7 @@ async fn i2_a_redirect_of_an_engine_is_a_failure_of_the_worker() {
                 _ => moved.into_bytes(),
             })]
         })
-        .await
-        .unwrap();
+        .await;
         let good = engine(r#"{"data":[{"id":"tiny"}]}"#).await;
         let body = r#"{"model":"tiny","prompt":"x"}"#;
         let alone = cluster_of(&[(&redirecting, "engine=openai")]).await;
@@ -232,7 +229,7 @@ async fn i2_a_worker_is_reached_by_a_name_whose_first_address_may_be_another() {
             config.timeouts.connect = Duration::from_secs(2);
             config.workers.push(spec);
         });
-        let cluster = builder.start().await.unwrap();
+        let cluster = builder.start().await;
         // I2.13
         assert_eq!(ask(&cluster, COMPLETIONS, r#"{"model":"tiny","prompt":"x"}"#).await.0, 200, "{url}");
     }

@@ -16,7 +16,7 @@ async fn h6_a_feed_that_cannot_be_read_is_not_live_and_decisions_predict_the_cac
     let endpoint = format!("tcp://127.0.0.1:{}", publisher.port);
     let config = SimConfig::instant(Dialect::Vllm, Role::Aggregated);
     let builder = TestClusterBuilder::new().sim_with(config, &format!(",kv_events={endpoint}"));
-    let cluster = builder.start().await.unwrap();
+    let cluster = builder.start().await;
     // A batch of vLLM as JSON.
     let json = json!([1.0, [{ "type": "BlockStored", "block_hashes": [1] }], 0]).to_string();
     let error = "cannot decode kv event batch: ";
@@ -75,7 +75,7 @@ async fn h6_a_feed_of_which_two_of_three_batches_cannot_be_read_is_not_live() {
     let endpoint = format!("tcp://127.0.0.1:{}", publisher.port);
     let config = SimConfig::instant(Dialect::Vllm, Role::Aggregated);
     let builder = TestClusterBuilder::new().sim_with(config, &format!(",kv_events={endpoint}"));
-    let cluster = builder.start().await.unwrap();
+    let cluster = builder.start().await;
     let tokens: Vec<u32> = (0..640).collect();
     until_live(&cluster, true).await;
     // More than once, because a new connection may miss messages.

@@ -10,7 +10,7 @@ async fn pair(dialect: Dialect, version: &str, enforced: bool) -> TestCluster {
         let version = Some(version.to_owned());
         builder = builder.sim_with(SimConfig { version, record: 9, ..SimConfig::instant(dialect, role) }, "");
     }
-    builder.start().await.unwrap()
+    builder.start().await
 }
 
 async fn post(cluster: &TestCluster, path: &str, more: &Value) -> Reply {
@@ -110,7 +110,7 @@ async fn b1_a_response_that_may_be_stored_runs_on_a_pair_where_that_is_enforced(
             let sim = SimConfig { version, record: 9, ..SimConfig::instant(Dialect::Sglang, role) };
             builder = builder.sim_with(sim, "");
         }
-        let cluster = builder.start().await.unwrap();
+        let cluster = builder.start().await;
         let reply = post(&cluster, RESPONSES, &json!({})).await;
         assert_eq!(reply.status, 200, "{reply:?}");
         let of_each: Vec<usize> = cluster.sims.iter().map(|sim| sim.recorded().len()).collect();

@@ -44,7 +44,6 @@ async fn engine(
         vec![Act::Send(answer)]
     })
     .await
-    .unwrap()
 }
 
 fn answered(request: &RawRequest) -> Vec<u8> {
@@ -62,7 +61,7 @@ async fn gateway(workers: &[(&str, &RawEngine)]) -> TestCluster {
             config.workers.push(engine.worker(flag));
         }
     });
-    builder.start().await.unwrap()
+    builder.start().await
 }
 
 async fn post(cluster: &TestCluster, headers: &[(&str, &str)], number: usize) -> u16 {
@@ -196,7 +195,7 @@ async fn d1_an_engine_that_lost_ranks_chooses_one_itself() {
 async fn mooncake(prefill: &RawEngine, decode: &RawEngine) -> (TestCluster, RawEngine) {
     let query =
         r#"{"0":{"engine_id":"e0"},"1":{"engine_id":"e1"},"2":{"engine_id":"e2"},"3":{"engine_id":"e3"}}"#;
-    let bootstrap = RawEngine::start(move |_| vec![Act::Send(json_answer(query))]).await.unwrap();
+    let bootstrap = RawEngine::start(move |_| vec![Act::Send(json_answer(query))]).await;
     let port = bootstrap.address.port();
     let flags = ["prefill,id=6", "decode,id=7"]
         .map(|role| format!("engine=vllm,role={role},transport=mooncake,bootstrap_port={port}"));
@@ -263,7 +262,7 @@ async fn b5_decode_names_the_mooncake_engine_of_the_rank_that_prefilled() {
     for (own, known) in cases {
         let entry = |rank: &u32| (rank.to_string(), json!({ "engine_id": format!("engine-{rank}") }));
         let query = json!(known.iter().map(entry).collect::<serde_json::Map<_, _>>()).to_string();
-        let bootstrap = RawEngine::start(move |_| vec![Act::Send(json_answer(&query))]).await.unwrap();
+        let bootstrap = RawEngine::start(move |_| vec![Act::Send(json_answer(&query))]).await;
         let prefill = engine("vllm", metrics(own), answered).await;
         let decode = engine("vllm", metrics(&[0]), answered).await;
         let port = bootstrap.address.port();

@@ -108,7 +108,6 @@ async fn engine(cached: u64, pause: Duration) -> RawEngine {
         _ => script(request),
     })
     .await
-    .unwrap()
 }
 
 async fn gateway(prefill: &RawEngine, decode: &RawEngine) -> TestCluster {
@@ -126,7 +125,7 @@ async fn gateway_with(
         config.workers.extend(flags.iter().map(|flag| WorkerSpec::parse_flag(flag).unwrap()));
         change(config);
     });
-    builder.start().await.unwrap()
+    builder.start().await
 }
 
 fn body(more: Value) -> String {
@@ -235,7 +234,6 @@ async fn mooncake_with(
         vec![Act::Send(answer)]
     })
     .await
-    .unwrap()
 }
 
 async fn mooncake_gateway(prefill: &RawEngine, decode: &[&RawEngine]) -> TestCluster {
@@ -249,7 +247,7 @@ async fn mooncake_gateway(prefill: &RawEngine, decode: &[&RawEngine]) -> TestClu
             config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
         }
     });
-    builder.start().await.unwrap()
+    builder.start().await
 }
 
 /// A decode engine that refuses its first request with this status and code, after the prefill ended.

@@ -38,7 +38,7 @@ async fn f4_the_prefill_of_a_whole_answer_ends_and_its_blocks_grow_while_it_is_g
         let most = pointsman_routing::BusyThresholds { prefill_tokens: Some(1_000), ..Default::default() };
         config.routing.busy = [(pointsman_workers::Leg::Aggregated, most)].into();
     });
-    let cluster = builder.sim_with(engine(), "").start().await.unwrap();
+    let cluster = builder.sim_with(engine(), "").start().await;
     let worker = cluster.worker(1);
     let load = || {
         let load = worker.load(DpRank(0)).unwrap();
@@ -83,7 +83,7 @@ fn quantile(counts: &[f64], share: f64) -> f64 {
 
 #[tokio::test]
 async fn f4_booked_load_of_whole_answers_is_within_a_fifth_of_the_true_load() {
-    let cluster = TestClusterBuilder::new().sim_with(engine(), "").start().await.unwrap();
+    let cluster = TestClusterBuilder::new().sim_with(engine(), "").start().await;
     let worker = cluster.worker(1);
     let mut clients = JoinSet::new();
     for client in 0..12_u32 {

@@ -64,7 +64,7 @@ async fn vllm(
         line if line.starts_with("POST") => acts(request),
         _ => vec![Act::Send(status("404 Not Found", "{}"))],
     };
-    RawEngine::start(script).await.unwrap()
+    RawEngine::start(script).await
 }
 
 /// Answers after a pause.
@@ -80,7 +80,7 @@ async fn gateway(workers: &[(&str, &RawEngine)], change: impl FnOnce(&mut Config
         config.probe.load_interval = 50 * MS;
         change(config);
     });
-    builder.start().await.unwrap()
+    builder.start().await
 }
 
 /// Sends a request that is not streamed. Returns the status and the text of its answer.

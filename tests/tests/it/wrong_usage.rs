@@ -79,7 +79,6 @@ async fn engine() -> RawEngine {
         _ => answer(request),
     })
     .await
-    .unwrap()
 }
 
 async fn start(engine: &RawEngine, sections: &str) -> TestCluster {
@@ -92,8 +91,7 @@ async fn start(engine: &RawEngine, sections: &str) -> TestCluster {
             config.workers.push(engine.worker("role=aggregated,engine=vllm,block_size=16"));
         })
         .start()
-        .await
-        .unwrap();
+        .await;
     let is_known = |cluster: &TestCluster| {
         let workers = cluster.gateway.state().registry.snapshot().workers().to_vec();
         workers.iter().any(|worker| worker.context_length(&ModelName::new("tiny")).is_some())
@@ -246,15 +244,14 @@ async fn l1_the_tokens_of_a_reranking_count_however_its_engine_reports_them() {
         let number: usize = body["query"].as_str().and_then(|query| query.parse().ok()).unwrap_or(0);
         vec![Act::Send(json(&texts[number]))]
     })
-    .await
-    .unwrap();
+    .await;
     let builder = TestClusterBuilder::new().config(|config| {
         config.server.tenant_header = HEADER.to_owned();
         config.auth.trusted_proxies = vec!["127.0.0.0/8".to_owned()];
         config.tenants = toml::from_str("'*' = { input_tokens_per_minute = 1000 }").unwrap();
         config.workers.push(engine.worker("role=aggregated,engine=vllm"));
     });
-    let cluster = builder.start().await.unwrap();
+    let cluster = builder.start().await;
     for query in ["0", "1", "2"] {
         let body = json!({"model": "tiny", "query": query, "documents": ["a", "b"]}).to_string();
         let mut statuses = Vec::new();

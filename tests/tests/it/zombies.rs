@@ -66,7 +66,7 @@ async fn engine(acts: Vec<Act>) -> Engine {
         let open = Act::Keep(Arc::new(Open(known.clone(), id)));
         std::iter::once(open).chain(acts.iter().cloned()).collect()
     };
-    Engine { raw: RawEngine::serving(script).await.unwrap(), requests }
+    Engine { raw: RawEngine::serving(script).await, requests }
 }
 
 fn token() -> Act {
@@ -85,7 +85,7 @@ async fn cluster(engines: &[(&str, &RawEngine)], change: impl FnOnce(&mut Config
         }
         change(config);
     });
-    builder.start().await.unwrap()
+    builder.start().await
 }
 
 /// How a request ends before its answer does.
@@ -187,8 +187,8 @@ async fn e2_an_engine_gets_64_aborts_at_a_time_and_legs_close_without_their_answ
         let keep = Act::Keep(Arc::new(Counted(count.clone())));
         if is_abort { vec![keep, Act::Hang] } else { vec![keep, token(), Act::Hang] }
     };
-    let engine = RawEngine::serving(hangs).await.unwrap();
-    let prefill = RawEngine::serving(|_| vec![Act::Send(json_answer(ANSWER))]).await.unwrap();
+    let engine = RawEngine::serving(hangs).await;
+    let prefill = RawEngine::serving(|_| vec![Act::Send(json_answer(ANSWER))]).await;
     let limit = |config: &mut Config| config.timeouts.abort = Duration::from_secs(60);
     let cluster = cluster(&[("prefill", &prefill), ("decode", &engine)], limit).await;
     let mut streams = Vec::new();
@@ -236,7 +236,7 @@ async fn e2_aborts_of_lists_leave_turns_to_those_of_single_requests() {
         }
         vec![token(), Act::Hang]
     };
-    let engine = RawEngine::serving(script).await.unwrap();
+    let engine = RawEngine::serving(script).await;
     let limit = |config: &mut Config| config.timeouts.abort = Duration::from_secs(60);
     let cluster = cluster(&[("aggregated", &engine)], limit).await;
     let mut streams = Vec::new();
@@ -266,7 +266,7 @@ async fn e2_the_items_of_a_list_are_aborted_once_within_the_time_of_one_abort() 
             true => vec![Act::Pause(pause * MS), Act::Send(json_answer("{}"))],
             false => vec![token(), Act::Hang],
         });
-        let engine = engine.await.unwrap();
+        let engine = engine.await;
         let change = |config: &mut Config| config.timeouts.abort = limit * MS;
         let cluster = cluster(&[("aggregated", &engine)], change).await;
         let mut stream = cluster.client.stream(COMPLETIONS, &[], list(300)).await.unwrap();

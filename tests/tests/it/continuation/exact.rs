@@ -30,7 +30,7 @@ async fn recording(dialect: Dialect, roles: &[Role], change: impl FnOnce(&mut Co
     let builder = roles
         .iter()
         .fold(TestClusterBuilder::new().config(change), |builder, role| builder.sim_with(sim(*role), ""));
-    builder.start().await.unwrap()
+    builder.start().await
 }
 
 /// Bodies that the engines got.
@@ -228,7 +228,7 @@ async fn breaking(rest: &'static str) -> RawEngine {
             }
         }
     };
-    RawEngine::start(script).await.unwrap()
+    RawEngine::start(script).await
 }
 
 #[tokio::test]
@@ -250,8 +250,7 @@ async fn i14_an_engine_that_does_not_begin_from_its_token_ids_ends_the_stream_wi
                 config.workers.extend(specs);
             })
             .start()
-            .await
-            .unwrap();
+            .await;
         let events = stream(&cluster, COMPLETIONS, json!({})).await;
         // I14.13
         assert!(!events.iter().any(|event| event.contains("token_ids\":[")), "{events:?}");
@@ -313,7 +312,7 @@ async fn fails_once(before: &'static str) {
             };
             vec![Act::Send([stream_head(), chunk(events.as_bytes()), chunk(b"")].concat())]
         };
-        RawEngine::start(script).await.unwrap()
+        RawEngine::start(script).await
     };
     let engines = [engine().await, engine().await, engine().await];
     let flags =
@@ -323,8 +322,7 @@ async fn fails_once(before: &'static str) {
             config.workers.extend(flags.iter().map(|flag| WorkerSpec::parse_flag(flag).unwrap()))
         })
         .start()
-        .await
-        .unwrap();
+        .await;
     let events = stream(&cluster, CHAT, json!({})).await;
     // I14.4
     assert_eq!((text_of(&events), &**events.last().unwrap()), ("aa".to_owned(), "[DONE]"), "{events:?}");

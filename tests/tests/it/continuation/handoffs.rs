@@ -18,7 +18,7 @@ async fn pairs(prefill: Duration, timeout: Duration) -> TestCluster {
         SimConfig { itl: Duration::from_millis(3), overhead, ..SimConfig::instant(Dialect::Vllm, role) }
     };
     let builder = TestClusterBuilder::new().config(|config| config.timeouts.request = timeout);
-    PAIRS.iter().fold(builder, |builder, role| builder.sim_with(sim(*role), "")).start().await.unwrap()
+    PAIRS.iter().fold(builder, |builder, role| builder.sim_with(sim(*role), "")).start().await
 }
 
 /// Asserts that nothing is booked, and that each engine gave its blocks back before their lease ended.
@@ -122,7 +122,6 @@ async fn mooncake(end: Duration) -> RawEngine {
         vec![Act::Pause(Duration::from_millis(pause)), Act::Send(answer), Act::Close]
     })
     .await
-    .unwrap()
 }
 
 #[tokio::test]
@@ -136,7 +135,7 @@ async fn c11_a_stream_that_goes_on_elsewhere_has_the_cached_tokens_of_its_first_
                 config.workers.push(engine.worker(&format!("role={role},engine=vllm,{transport}")));
             }
         });
-        let cluster = builder.start().await.unwrap();
+        let cluster = builder.start().await;
         let events = stream(&cluster, CHAT, json!({})).await;
         assert_eq!((text_of(&events), &**events.last().unwrap()), ("a b".to_owned(), "[DONE]"));
         // C11.8

@@ -33,7 +33,7 @@ async fn with(settings: Replicas) -> TestCluster {
         limited(config);
     };
     let builder = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated);
-    let cluster = builder.config(change).start().await.unwrap();
+    let cluster = builder.config(change).start().await;
     cluster.drop_policy("aggregated.wasm", TENANT_LIMIT).unwrap();
     until_limited(&cluster).await;
     cluster
@@ -192,7 +192,7 @@ async fn q7_a_slot_that_begins_to_share_takes_over_what_the_fleet_told() {
         slot.shared_state = begun.load(Ordering::Relaxed);
         Ok(config)
     });
-    let two = builder.start().await.unwrap();
+    let two = builder.start().await;
     two.drop_policy("aggregated.wasm", TENANT_LIMIT).unwrap();
     until_limited(&two).await;
     until_shared(&two).await;

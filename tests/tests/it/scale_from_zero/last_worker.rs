@@ -47,7 +47,7 @@ async fn f7_a_request_in_the_queue_waits_for_a_worker_when_the_last_one_goes() {
 
 #[tokio::test]
 async fn f7_a_request_that_was_in_the_queue_waits_no_longer_than_for_a_first_worker() {
-    let cluster = waiting_for(Duration::from_millis(700)).start().await.unwrap();
+    let cluster = waiting_for(Duration::from_millis(700)).start().await;
     let (reply, (_only, begun)) = queued_then(&cluster, async |only| (only, Instant::now())).await;
     let waited = begun.elapsed();
     // F7.10
@@ -135,7 +135,7 @@ async fn f7_a_request_whose_connection_a_live_worker_broke_gets_the_error_after_
             _ => vec![Act::Reset],
         }
     };
-    let resets = RawEngine::start(answers).await.unwrap();
+    let resets = RawEngine::start(answers).await;
     let url = format!("http://{}", resets.address);
     let worker = json!({"id": 1, "role": "aggregated", "engine": "vllm", "url": url}).to_string();
     assert_eq!(cluster.admin.post("/workers", &[], worker).await.unwrap().status, 200);
