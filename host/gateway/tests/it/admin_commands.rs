@@ -9,10 +9,10 @@
 
 use std::{
     fs,
-    io::{BufRead as _, BufReader, Read as _, Write as _},
-    net::{TcpListener, TcpStream},
+    io::{Read as _, Write as _},
+    net::TcpListener,
     path::Path,
-    process::{Child, Command, Stdio},
+    process::Stdio,
     thread,
     time::Duration,
 };
@@ -22,9 +22,11 @@ use pointsman_sim::{Dialect, Role, Sim, SimConfig, SimHandle};
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use serde_json::{Value, json};
 
+use crate::process::{Process, body_of, command, run};
+
 /// A daemon in a process of its own. Dropping it ends the process.
 struct Daemon {
-    process: Child,
+    _process: Process,
     listening: String,
     admin: String,
     _dir: tempfile::TempDir,
@@ -37,18 +39,10 @@ impl Daemon {
         let file = dir.path().join("p.toml");
         let addresses = "listen = '127.0.0.1:0'\nadmin_listen = '127.0.0.1:0'\nthreads = 1\n";
         fs::write(&file, format!("[server]\n{addresses}{config}")).unwrap();
-        let mut process = Command::new(crate::programs::pointsman())
-            .args(["serve", "--config"])
-            .arg(&file)
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        let mut line = String::new();
-        BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let announced: Value = serde_json::from_str(&line).unwrap();
-        let text = |key: &str| announced[key].as_str().unwrap().to_owned();
-        Self { process, listening: text("listening"), admin: text("admin"), _dir: dir }
+        let mut command = command(crate::programs::pointsman(), &["serve", "--config"]);
+        let mut process = Process::start(command.arg(&file).stdout(Stdio::piped()).stderr(Stdio::null()));
+        let [listening, admin] = process.addresses();
+        Self { _process: process, listening, admin, _dir: dir }
     }
 
     fn run(&self, arguments: &[&str]) -> Ran {
@@ -68,13 +62,6 @@ impl Daemon {
     }
 }
 
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
-
 struct Ran {
     code: Option<i32>,
     out: String,
@@ -82,23 +69,9 @@ struct Ran {
 }
 
 fn pointsman(arguments: &[&str], variables: &[(&str, &str)]) -> Ran {
-    let mut command = Command::new(crate::programs::pointsman());
-    command.args(arguments).env("NO_COLOR", "1").env_remove("RUST_LOG").env_remove("POINTSMAN_ADMIN_TOKEN");
-    let ran = command.envs(variables.iter().copied()).output().unwrap();
-    let text = |bytes| String::from_utf8(bytes).unwrap();
-    Ran { code: ran.status.code(), out: text(ran.stdout), err: text(ran.stderr) }
-}
-
-/// Sends a request and returns the body of the answer.
-fn http(address: &str, head: &str, body: &str) -> String {
-    let mut stream = TcpStream::connect(address).unwrap();
-    let length = body.len();
-    let head =
-        format!("{head} HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\ncontent-length: {length}\r\n");
-    write!(stream, "{head}content-type: application/json\r\n\r\n{body}").unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    answer.split_once("\r\n\r\n").unwrap().1.to_owned()
+    let mut command = command(crate::programs::pointsman(), arguments);
+    let (code, out, err) = run(command.envs(variables.iter().copied()), "");
+    Ran { code, out, err }
 }
 
 fn chat(tokens: u32) -> String {
@@ -126,13 +99,13 @@ async fn status_workers_and_decisions_show_what_a_served_request_left() {
         // O1.2
         assert!(ready.out.contains(part), "{part}: {}", ready.out);
     }
-    http(&daemon.listening, "POST /v1/chat/completions", &chat(4));
+    body_of(&daemon.listening, "POST /v1/chat/completions", &chat(4)).unwrap();
     let workers = daemon.run(&["workers"]);
     let row = workers.out.lines().find(|line| line.starts_with("7 ")).unwrap();
     let cells: Vec<&str> = row.split_whitespace().collect();
     assert_eq!(cells[..5], ["7", "aggregated", "vllm", "eligible", "0"], "{}", workers.out);
 
-    let listed: Value = serde_json::from_str(&http(&daemon.admin, "GET /decisions", "")).unwrap();
+    let listed: Value = serde_json::from_str(&body_of(&daemon.admin, "GET /decisions", "").unwrap()).unwrap();
     let id = listed["decisions"][0]["id"].as_str().unwrap();
     let table = daemon.run(&["decisions", "--last", "5", "--slot", "aggregated", "--worker", "7"]);
     assert!(table.out.lines().nth(1).unwrap().starts_with(id), "{}", table.out);
@@ -172,7 +145,7 @@ async fn status_workers_and_decisions_show_what_a_served_request_left() {
     }
     // O1.3
     let json = daemon.run(&["decisions", "--json", "--last", "50"]).out;
-    assert_eq!(json.trim_end(), http(&daemon.admin, "GET /decisions?limit=50", ""));
+    assert_eq!(json.trim_end(), body_of(&daemon.admin, "GET /decisions?limit=50", "").unwrap());
     let json: Value = serde_json::from_str(&daemon.run(&["status", "--json"]).out).unwrap();
     assert_eq!((&json["ready"], &json["workers"]["total"]), (&json!(true), &json!(1)));
     // O1.1
@@ -195,8 +168,8 @@ async fn a_filter_that_keeps_no_candidate_is_named_by_the_decision_and_by_the_st
         // T1.2
         assert!(row.contains("formula+predicted-latency") && row.contains(&format!(" {digest}+")), "{shown}");
     }
-    http(&daemon.listening, "POST /v1/chat/completions", &chat(4));
-    let listed: Value = serde_json::from_str(&http(&daemon.admin, "GET /decisions", "")).unwrap();
+    body_of(&daemon.listening, "POST /v1/chat/completions", &chat(4)).unwrap();
+    let listed: Value = serde_json::from_str(&body_of(&daemon.admin, "GET /decisions", "").unwrap()).unwrap();
     let told = daemon.run(&["decisions", listed["decisions"][0]["id"].as_str().unwrap()]).out;
     let ran = format!("\nSlot aggregated ran filter formula (digest {digest}, settings ");
     let kept = "), which kept 0 of 1; policy ";
@@ -255,7 +228,8 @@ fn n7_settings_of_a_policy_do_not_reach_a_trial_of_another_and_a_trial_stops_no_
         ("decode-override.canary.formula.toml", b"cost = \"1\"\n"),
     ];
     let (_dir, daemon) = with_policies(&files, formula);
-    let policies: Value = serde_json::from_str(&http(&daemon.admin, "GET /policies", "")).unwrap();
+    let policies: Value =
+        serde_json::from_str(&body_of(&daemon.admin, "GET /policies", "").unwrap()).unwrap();
     let slot = |name: &str| {
         let slots = policies["slots"].as_array().unwrap();
         slots.iter().find(|slot| slot["slot"] == name).unwrap().clone()
@@ -307,7 +281,7 @@ async fn a_drain_that_moves_streams_says_what_moved_and_what_stayed() {
     assert_eq!(drained, "worker 8 is draining; it gets no new request\n");
     let send = |body: String| {
         let address = daemon.listening.clone();
-        thread::spawn(move || http(&address, "POST /v1/chat/completions", &body))
+        thread::spawn(move || body_of(&address, "POST /v1/chat/completions", &body).unwrap())
     };
     let streamed = chat(200).replace("\"ignore_eos\"", "\"stream\":true,\"ignore_eos\"");
     let (stream, whole) = (send(streamed), send(chat(100)));
@@ -345,7 +319,7 @@ async fn a_drain_waits_for_requests_and_can_be_undone() {
     let (_sim, daemon) = serving(|config| config.itl = Duration::from_millis(20), "").await;
     daemon.ready();
     let address = daemon.listening.clone();
-    let request = thread::spawn(move || http(&address, "POST /v1/chat/completions", &chat(150)));
+    let request = thread::spawn(move || body_of(&address, "POST /v1/chat/completions", &chat(150)).unwrap());
     while !daemon.run(&["workers", "--json"]).out.contains("\"active_requests\":1") {
         thread::sleep(Duration::from_millis(20));
     }

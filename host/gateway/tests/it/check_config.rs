@@ -3,19 +3,17 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests may fail as tests do")]
 
-use std::{fs, net::TcpListener, path::Path, process::Command};
+use std::{fs, net::TcpListener, path::Path};
 
 use pointsman_embedded_policies::{KV_AWARE, LEAST_LOADED};
+
+use crate::process::{POINTSMAN, command, run};
 
 mod authority_certificates;
 
 /// Exit code, stdout and stderr of `pointsman` in a directory.
 fn pointsman(dir: &Path, arguments: &[&str]) -> (Option<i32>, String, String) {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_pointsman"));
-    command.args(arguments).current_dir(dir).env("NO_COLOR", "1").env_remove("RUST_LOG");
-    let ran = command.output().unwrap();
-    let text = |bytes| String::from_utf8(bytes).unwrap();
-    (ran.status.code(), text(ran.stdout), text(ran.stderr))
+    run(command(POINTSMAN, arguments).current_dir(dir), "")
 }
 
 /// A directory with a configuration in `p.toml`.

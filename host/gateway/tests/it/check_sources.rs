@@ -2,15 +2,15 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests may fail as tests do")]
 
-use std::{fs, path::Path, process::Command};
+use std::{fs, path::Path};
+
+use crate::process::{POINTSMAN, command, run};
 
 /// Exit code and stderr of `check-config` for a configuration in a directory.
 fn check(dir: &Path, text: &str) -> (Option<i32>, String) {
     fs::write(dir.join("p.toml"), text).unwrap();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_pointsman"));
-    command.args(["check-config", "p.toml"]).current_dir(dir).env("NO_COLOR", "1").env_remove("RUST_LOG");
-    let ran = command.output().unwrap();
-    (ran.status.code(), String::from_utf8(ran.stderr).unwrap())
+    let (code, _, told) = run(command(POINTSMAN, &["check-config", "p.toml"]).current_dir(dir), "");
+    (code, told)
 }
 
 #[test]
@@ -141,9 +141,8 @@ fn n7_more_threads_than_file_descriptors_are_a_problem() {
     let problem = "p.toml:4:1: server.threads: `1000000000` threads need 6000000128 file descriptors";
     // N7.24
     assert!(code == Some(2) && told.contains(problem), "{told}");
-    let mut command = Command::new(env!("CARGO_BIN_EXE_pointsman"));
-    let ran = command.args(["serve", "--config", "p.toml"]).current_dir(dir.path()).output().unwrap();
-    let told = String::from_utf8(ran.stderr).unwrap();
+    let serve = ["serve", "--config", "p.toml"];
+    let (code, _, told) = run(command(POINTSMAN, &serve).current_dir(dir.path()), "");
     // N7.24
-    assert!(ran.status.code() == Some(2) && told.contains(problem), "{told}");
+    assert!(code == Some(2) && told.contains(problem), "{told}");
 }

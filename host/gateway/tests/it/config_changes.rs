@@ -4,10 +4,9 @@
 
 use std::{
     fs,
-    io::{Read as _, Write as _},
     net::{SocketAddr, TcpStream},
     path::Path,
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
     thread,
     time::Duration,
 };
@@ -22,10 +21,10 @@ use tokio::{
     time::Instant,
 };
 
-use crate::authority::Authority;
-
-/// Longest time for anything that a test waits for.
-const LIMIT: Duration = Duration::from_secs(120);
+use crate::{
+    authority::Authority,
+    process::{LIMIT, POINTSMAN, Process, ask, body_of, command},
+};
 
 fn free_address() -> SocketAddr {
     SocketAddr::from(([127, 0, 0, 1], free_port().unwrap()))
@@ -33,7 +32,7 @@ fn free_address() -> SocketAddr {
 
 /// A gateway with the configuration `p.toml` of its directory.
 struct Gateway {
-    process: Child,
+    _process: Process,
     clients: SocketAddr,
     dir: TempDir,
 }
@@ -46,11 +45,9 @@ impl Gateway {
 
     fn start_with(dir: TempDir, clients: SocketAddr, variables: &[(&str, &str)]) -> Self {
         let log = fs::File::create(dir.path().join("log")).unwrap();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_pointsman"));
-        command.args(["serve", "--config", "p.toml"]).current_dir(dir.path()).stdout(Stdio::null());
-        command.envs(variables.iter().copied());
-        let process = command.env("NO_COLOR", "1").env_remove("RUST_LOG").stderr(log).spawn().unwrap();
-        let gateway = Self { process, clients, dir };
+        let mut command = command(POINTSMAN, &["serve", "--config", "p.toml"]);
+        command.current_dir(dir.path()).stdout(Stdio::null()).stderr(log).envs(variables.iter().copied());
+        let gateway = Self { _process: Process::start(&mut command), clients, dir };
         gateway.until("its port is bound", |gateway| TcpStream::connect(gateway.clients).is_ok());
         gateway
     }
@@ -79,20 +76,7 @@ fn is_accepted(address: SocketAddr, request: &str, key: &str) -> bool {
 }
 
 fn answer(address: SocketAddr, request: &str, key: &str) -> String {
-    let mut stream = TcpStream::connect(address).unwrap();
-    stream.set_read_timeout(Some(LIMIT)).unwrap();
-    let head = format!("{request} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\ncontent-length: 0");
-    write!(stream, "{head}\r\nauthorization: Bearer {key}\r\n\r\n").unwrap();
-    let mut text = String::new();
-    stream.read_to_string(&mut text).unwrap();
-    text
-}
-
-impl Drop for Gateway {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
+    ask(address, request, &format!("authorization: Bearer {key}\r\n"), "").unwrap()
 }
 
 #[test]
@@ -266,11 +250,8 @@ fn n1_a_configuration_file_that_does_not_answer_is_reported() {
         python.args(["-c", HOLD]).current_dir(gateway.dir.path()).stdin(Stdio::piped()).spawn().unwrap()
     };
     let status = |_: &Gateway| {
-        let mut stream = TcpStream::connect(admin).unwrap();
-        write!(stream, "GET /status HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").unwrap();
-        let mut text = String::new();
-        stream.read_to_string(&mut text).unwrap();
-        text.contains("the configuration file cannot be read: no answer within 10 s")
+        let status = body_of(admin, "GET /status", "").unwrap();
+        status.contains("the configuration file cannot be read: no answer within 10 s")
     };
     let mut holder = hold();
     // N1.6

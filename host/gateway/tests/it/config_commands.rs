@@ -11,20 +11,18 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
     path::Path,
-    process::Command,
 };
 
 use serde_json::Value;
 
-use crate::check_config::with_config;
+use crate::{
+    check_config::with_config,
+    process::{POINTSMAN, command, run},
+};
 
 /// Exit code, stdout and stderr of `pointsman` in a directory, with environment variables.
 fn pointsman(dir: &Path, variables: &[(&str, &str)], arguments: &[&str]) -> (Option<i32>, String, String) {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_pointsman"));
-    command.args(arguments).current_dir(dir).env("NO_COLOR", "1").env_remove("RUST_LOG");
-    let ran = command.envs(variables.iter().copied()).output().unwrap();
-    let text = |bytes| String::from_utf8(bytes).unwrap();
-    (ran.status.code(), text(ran.stdout), text(ran.stderr))
+    run(command(POINTSMAN, arguments).current_dir(dir).envs(variables.iter().copied()), "")
 }
 
 /// The line of `text` that gives `key` in the table with this header.

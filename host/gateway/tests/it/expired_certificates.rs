@@ -5,12 +5,14 @@
 use std::{
     fs,
     io::{BufRead as _, BufReader},
-    process::{Command, Stdio},
+    process::Stdio,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use rcgen::{CertificateParams, KeyPair, date_time_ymd};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
+
+use crate::process::{POINTSMAN, Process, command, run};
 
 const CONFIG: &str = "\
 [server]
@@ -42,26 +44,18 @@ fn j3_the_start_goes_on_with_an_expired_certificate_and_logs_each_once() {
         fs::write(dir.path().join(format!("{name}.key")), key.serialize_pem()).unwrap();
     }
     fs::write(dir.path().join("p.toml"), CONFIG).unwrap();
-    let command = || {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_pointsman"));
-        command.current_dir(dir.path()).env_remove("RUST_LOG");
-        command
-    };
-    let checked = command().args(["check-config", "p.toml"]).output().unwrap();
-    let found = String::from_utf8_lossy(&checked.stderr).into_owned();
+    let (code, _, found) = run(command(POINTSMAN, &["check-config", "p.toml"]).current_dir(dir.path()), "");
     // J3.5
-    assert!(!checked.status.success(), "{found}");
+    assert!(code != Some(0), "{found}");
     assert!(
         found.contains("server.admin_tls.cert_file: the certificate in `operators.pem` expired"),
         "{found}"
     );
-    let mut serve = command();
-    serve.args(["--log-json", "serve", "--config", "p.toml"]).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut gateway = serve.spawn().unwrap();
-    let mut addresses = String::new();
-    BufReader::new(gateway.stdout.take().unwrap()).read_line(&mut addresses).unwrap();
-    // J3.5
-    assert!(addresses.contains("listening"), "{addresses:?}");
+    let mut serve = command(POINTSMAN, &["--log-json", "serve", "--config", "p.toml"]);
+    serve.current_dir(dir.path()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut gateway = Process::start(&mut serve);
+    // It starts all the same (J3.5).
+    gateway.addresses();
     let log = BufReader::new(gateway.stderr.take().unwrap()).lines().map(Result::unwrap);
     let mut expiries = log.filter(|line| line.contains("certificate expired"));
     let lines = expiries.next().unwrap() + &expiries.next().unwrap();
@@ -70,7 +64,7 @@ fn j3_the_start_goes_on_with_an_expired_certificate_and_logs_each_once() {
         assert!(lines.contains(&format!("{table}.cert_file: ")), "{lines}");
     }
     std::thread::sleep(READINGS);
-    kill_process(Pid::from_child(&gateway), Signal::TERM).unwrap();
+    gateway.signal(Signal::TERM);
     // J3.6
     assert_eq!(expiries.next(), None);
     assert!(gateway.wait().unwrap().success());

@@ -5,10 +5,10 @@
 
 use std::{
     fs,
-    io::Write as _,
     path::{Path, PathBuf},
-    process::{Command, Stdio},
 };
+
+use crate::process::{command, run};
 
 pub(crate) fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/import")
@@ -16,15 +16,7 @@ pub(crate) fn fixtures() -> PathBuf {
 
 /// Exit code, stdout and stderr of `pointsman` with a text on stdin.
 fn pointsman(arguments: &[&str], stdin: &str) -> (Option<i32>, String, String) {
-    let mut command = Command::new(crate::programs::pointsman());
-    command.args(arguments).env("NO_COLOR", "1").env_remove("RUST_LOG");
-    let mut child =
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    // A command that refuses its arguments does not read.
-    let _ = child.stdin.take().unwrap().write_all(stdin.as_bytes());
-    let ran = child.wait_with_output().unwrap();
-    let text = |bytes| String::from_utf8(bytes).unwrap();
-    (ran.status.code(), text(ran.stdout), text(ran.stderr))
+    run(&mut command(crate::programs::pointsman(), arguments), stdin)
 }
 
 /// Arguments of the import of a sample: of a file, or of a command line with an argument on each line.

@@ -2,22 +2,13 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests may fail as tests do")]
 
-use std::{
-    fs,
-    io::Write as _,
-    process::{Command, Stdio},
-};
+use std::fs;
+
+use crate::process::{POINTSMAN, command, run};
 
 /// Exit code, stdout and stderr of `pointsman` with a text on stdin.
 fn pointsman(arguments: &[&str], stdin: &str) -> (Option<i32>, String, String) {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_pointsman"));
-    command.args(arguments).env("NO_COLOR", "1").env_remove("RUST_LOG");
-    let mut child =
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    child.stdin.take().unwrap().write_all(stdin.as_bytes()).unwrap();
-    let ran = child.wait_with_output().unwrap();
-    let text = |bytes| String::from_utf8(bytes).unwrap();
-    (ran.status.code(), text(ran.stdout), text(ran.stderr))
+    run(&mut command(POINTSMAN, arguments), stdin)
 }
 
 fn accepted(entry: &str) {

@@ -9,91 +9,67 @@
 
 use std::{
     fs::File,
-    io::{BufRead as _, BufReader, Read as _, Write as _},
-    net::{SocketAddr, TcpStream},
+    io::Read as _,
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::Stdio,
     thread,
     time::Duration,
 };
 
-use serde_json::Value;
 use tokio::time::Instant;
 
-/// A daemon with its addresses for clients and operators.
-fn serve(stderr: Stdio) -> (Child, [SocketAddr; 2]) {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_pointsman"));
-    command.args(["--log-json", "serve", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"]);
-    command.args(["--worker", "role=aggregated,engine=vllm,url=http://127.0.0.1:9"]).env_remove("RUST_LOG");
-    let mut child = command.stdout(Stdio::piped()).stderr(stderr).spawn().unwrap();
-    let mut line = String::new();
-    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-    let said: Value = serde_json::from_str(&line).unwrap();
-    let addresses = ["listening", "admin"].map(|key| said[key].as_str().unwrap().parse().unwrap());
-    (child, addresses)
-}
+use crate::process::{POINTSMAN, Process, ask, body_of, command};
 
-/// The answer to a request.
-fn ask(address: SocketAddr, method_and_path: &str, body: &str) -> String {
-    let mut stream = TcpStream::connect(address).unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
-    let (line, length) = (format!("{method_and_path} HTTP/1.1"), body.len());
-    write!(
-        stream,
-        "{line}\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"
-    )
-    .unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    answer
+/// A daemon with its addresses for clients and operators.
+fn serve(stderr: Stdio) -> (Process, [String; 2]) {
+    let listen = ["--log-json", "serve", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"];
+    let mut command = command(POINTSMAN, &listen);
+    command.args(["--worker", "role=aggregated,engine=vllm,url=http://127.0.0.1:9"]);
+    let mut process = Process::start(command.stdout(Stdio::piped()).stderr(stderr));
+    let addresses = process.addresses();
+    (process, addresses)
 }
 
 /// Asks for a chat, which the access log has a line for, and which no worker can serve.
-fn chat(clients: SocketAddr) -> String {
-    ask(clients, "POST /v1/chat/completions", r#"{"model":"tiny","messages":[]}"#)
+fn chat(clients: &str) -> String {
+    ask(clients, "POST /v1/chat/completions", "", r#"{"model":"tiny","messages":[]}"#).unwrap()
 }
 
-fn dropped(admin: SocketAddr, reason: &str) -> u64 {
-    let metrics = ask(admin, "GET /metrics", "");
+fn dropped(admin: &str, reason: &str) -> u64 {
+    let metrics = body_of(admin, "GET /metrics", "").unwrap();
     let series = format!("pointsman_log_lines_dropped_total{{reason=\"{reason}\"}} ");
     let value = metrics.lines().find_map(|line| line.strip_prefix(&series));
     value.unwrap_or_else(|| panic!("no {series} in {metrics}")).parse().unwrap()
 }
 
-fn terminate(mut child: Child) {
-    let pid = rustix::process::Pid::from_child(&child);
-    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
-    assert!(child.wait().unwrap().success());
-}
-
 #[test]
 fn n8_requests_are_answered_while_the_log_cannot_be_written() {
     let full = File::options().write(true).open("/dev/full").unwrap();
-    let (child, [clients, admin]) = serve(full.into());
-    let before = dropped(admin, "write_failed");
+    let (mut process, [clients, admin]) = serve(full.into());
+    let before = dropped(&admin, "write_failed");
     // N8.1
     for _ in 0..3 {
-        assert!(chat(clients).starts_with("HTTP/1.1 503 "));
+        assert!(chat(&clients).starts_with("HTTP/1.1 503 "));
     }
     let end = Instant::now() + Duration::from_secs(30);
-    while dropped(admin, "write_failed") < before + 3 {
+    while dropped(&admin, "write_failed") < before + 3 {
         assert!(Instant::now() < end, "the lines that were not written are not counted");
         thread::sleep(Duration::from_millis(20));
     }
-    assert_eq!(dropped(admin, "queue_full"), 0);
-    terminate(child);
+    assert_eq!(dropped(&admin, "queue_full"), 0);
+    process.terminate();
 }
 
 #[test]
 fn n8_requests_are_answered_while_nobody_reads_the_log() {
     let (mut reader, writer) = std::io::pipe().unwrap();
-    let (child, [clients, admin]) = serve(writer.into());
+    let (mut process, [clients, admin]) = serve(writer.into());
     // N8.1: a pipe has room for 64 KiB.
     for number in 0..400 {
-        assert!(chat(clients).starts_with("HTTP/1.1 503 "), "request {number}");
+        assert!(chat(&clients).starts_with("HTTP/1.1 503 "), "request {number}");
     }
-    assert_eq!(dropped(admin, "write_failed"), 0);
-    terminate(child);
+    assert_eq!(dropped(&admin, "write_failed"), 0);
+    process.terminate();
     let mut log = Vec::new();
     reader.read_to_end(&mut log).unwrap();
     assert!(log.len() > 60_000, "the pipe was full: {}", log.len());
@@ -101,20 +77,19 @@ fn n8_requests_are_answered_while_nobody_reads_the_log() {
 
 #[test]
 fn n8_a_command_whose_output_is_closed_ends_quietly() {
-    let (daemon, [_, admin]) = serve(Stdio::null());
+    let (mut daemon, [_, admin]) = serve(Stdio::null());
     let url = format!("http://{admin}");
     // The only worker is not there, so the gateway is not ready.
     let not_ready: &[&str] = &["health", "--ready", "--gateway", &url];
     for (arguments, code) in [(&["config", "example"][..], 0), (not_ready, 1)] {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_pointsman"));
-        let mut child =
-            command.args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut command = command(POINTSMAN, arguments);
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         drop(child.stdout.take());
         let ended = child.wait_with_output().unwrap();
         // N8.3
         assert_eq!((ended.status.code(), String::from_utf8_lossy(&ended.stderr).as_ref()), (Some(code), ""));
     }
-    terminate(daemon);
+    daemon.terminate();
 }
 
 /// Starts the gateway with a configuration after these commands of the shell, ends it, and returns its log.
@@ -122,15 +97,13 @@ fn log_of(before: &str, config: &str) -> String {
     let dir = tempfile::tempdir().unwrap();
     let config = format!("[server]\nlisten = '127.0.0.1:0'\nadmin_listen = '127.0.0.1:0'\n{config}");
     std::fs::write(dir.path().join("p.toml"), config).unwrap();
-    let program = env!("CARGO_BIN_EXE_pointsman");
-    let start = format!("{before}; exec {program} --log-json serve --config p.toml");
-    let mut command = Command::new("sh");
-    command.args(["-c", &start]).current_dir(dir.path()).env_remove("RUST_LOG");
-    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let mut addresses = String::new();
-    BufReader::new(child.stdout.take().unwrap()).read_line(&mut addresses).unwrap();
-    let mut log = child.stderr.take().unwrap();
-    terminate(child);
+    let start = format!("{before}; exec {POINTSMAN} --log-json serve --config p.toml");
+    let mut command = command("sh", &["-c", &start]);
+    command.current_dir(dir.path()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut process = Process::start(&mut command);
+    process.addresses();
+    let mut log = process.stderr.take().unwrap();
+    process.terminate();
     let mut text = String::new();
     log.read_to_string(&mut text).unwrap();
     text

@@ -25,6 +25,7 @@ mod policy_cases;
 mod policy_commands;
 mod policy_dev;
 mod policy_files;
+mod process;
 mod programs;
 mod readme;
 mod registry;

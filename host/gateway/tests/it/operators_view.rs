@@ -13,9 +13,11 @@ use std::{
 
 use tokio::time::Instant;
 
+use crate::process::{POINTSMAN, command};
+
 fn pointsman(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_pointsman"));
-    command.args(arguments).env("NO_COLOR", "1").env_remove("RUST_LOG").stdout(Stdio::null());
+    let mut command = command(POINTSMAN, arguments);
+    command.stdout(Stdio::null());
     command
 }
 

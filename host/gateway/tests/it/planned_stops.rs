@@ -4,9 +4,9 @@
 
 use std::{
     fs,
-    io::{BufRead as _, BufReader, ErrorKind, Read as _, Write as _},
+    io::{ErrorKind, Read as _, Write as _},
     net::{SocketAddr, TcpListener, TcpStream},
-    process::{Child, Command, Stdio},
+    process::Stdio,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -14,15 +14,18 @@ use std::{
     time::Duration,
 };
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use tempfile::TempDir;
 use tokio::time::Instant;
 
-use crate::service_manager::{engine_after, text_of};
+use crate::{
+    process::{POINTSMAN, Process, command},
+    service_manager::{engine_after, text_of},
+};
 
 /// A gateway with one worker, at addresses that are known before it listens.
 struct Gateway {
-    process: Child,
+    process: Process,
     clients: SocketAddr,
     admin: SocketAddr,
     picker: SocketAddr,
@@ -40,28 +43,19 @@ impl Gateway {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("pointsman.toml");
         fs::write(&file, config).unwrap();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_pointsman"));
-        command.args(["serve", "--config"]).arg(&file).stdout(Stdio::piped()).stderr(Stdio::null());
-        Self { process: command.spawn().unwrap(), clients, admin, picker, _dir: dir }
+        let mut command = command(POINTSMAN, &["serve", "--config"]);
+        let process = Process::start(command.arg(&file).stdout(Stdio::piped()).stderr(Stdio::null()));
+        Self { process, clients, admin, picker, _dir: dir }
     }
 
     /// Waits until it serves clients.
     fn serving(mut self) -> Self {
-        let mut addresses = String::new();
-        BufReader::new(self.process.stdout.take().unwrap()).read_line(&mut addresses).unwrap();
-        assert!(addresses.contains("listening"), "{addresses:?}");
+        self.process.addresses();
         self
     }
 
     fn terminate(&self) {
-        kill_process(Pid::from_child(&self.process), Signal::TERM).unwrap();
-    }
-}
-
-impl Drop for Gateway {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
+        self.process.signal(Signal::TERM);
     }
 }
 

@@ -9,6 +9,8 @@ use pointsman_embedded_policies::LEAST_LOADED;
 use pointsman_test_bombs as bombs;
 use tokio::time::Instant;
 
+use crate::process::{self, LIMIT, POINTSMAN};
+
 pub(crate) mod daemon;
 
 use daemon::{Daemon, version_of};
@@ -135,9 +137,9 @@ fn a_file_that_ends_its_compiler_is_quarantined_also_after_a_restart() {
     // An operator clears it, and the running daemon tries the file again.
     let dir = cache.path().to_str().unwrap();
     let quarantine = |arguments: &[&str]| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_pointsman"));
-        let ran = command.args(["policy", "quarantine"]).args(arguments).output().unwrap();
-        (ran.status.code(), String::from_utf8([ran.stdout, ran.stderr].concat()).unwrap())
+        let (code, out, err) =
+            process::run(process::command(POINTSMAN, &["policy", "quarantine"]).args(arguments), "");
+        (code, out + &err)
     };
     let (code, text) = quarantine(&["list", "--dir", dir]);
     assert!(code == Some(0) && text.contains(&digest) && text.contains("of CPU time"), "{text}");
@@ -192,7 +194,7 @@ fn while_a_file_compiles_other_slots_reload_and_a_change_and_the_end_do_not_wait
     let compiling = |daemon: &Daemon| {
         let begun = Instant::now();
         while daemon.children() == 0 {
-            assert!(begun.elapsed() < daemon::LIMIT, "no compiler: {}", daemon.log());
+            assert!(begun.elapsed() < LIMIT, "no compiler: {}", daemon.log());
             thread::sleep(Duration::from_millis(5));
         }
     };
@@ -256,7 +258,7 @@ fn pipes_and_kernel_files_do_not_block_the_folder() {
         !matches!(last["kind"].as_str(), Some("unreadable" | "not_wasm"))
             || last["message"].as_str().is_some_and(|text| text.contains("regular"))
     }) {
-        assert!(begun.elapsed() < daemon::LIMIT, "{}", daemon.slot("prefill"));
+        assert!(begun.elapsed() < LIMIT, "{}", daemon.slot("prefill"));
         thread::sleep(Duration::from_millis(20));
     }
     let good = version_of(LEAST_LOADED, 99);

@@ -3,16 +3,20 @@
 #![allow(clippy::unwrap_used, reason = "tests and their helpers may fail")]
 
 use std::{
-    io::{BufRead as _, BufReader, Read as _, Write as _},
+    io::{Read as _, Write as _},
     net::{SocketAddr, TcpListener, TcpStream},
     os::unix::net::UnixDatagram,
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
     time::Duration,
 };
 
+use rustix::process::Signal;
+
+use crate::process::{POINTSMAN, Process, ask};
+
 /// Starts `serve` as systemd does: by a shell that makes the sockets descriptors 3 and 4 and then becomes
 /// the daemon, so that `LISTEN_PID` is right.
-fn start(sockets: &[(&str, &TcpListener)], notify: Option<&std::path::Path>, arguments: &str) -> Child {
+fn start(sockets: &[(&str, &TcpListener)], notify: Option<&std::path::Path>, arguments: &str) -> Process {
     start_with("LISTEN_PID=$$ WATCHDOG_PID=$$", sockets, notify, arguments)
 }
 
@@ -22,7 +26,7 @@ fn start_with(
     sockets: &[(&str, &TcpListener)],
     notify: Option<&std::path::Path>,
     arguments: &str,
-) -> Child {
+) -> Process {
     let mut command = Command::new("/bin/bash");
     let (mut redirects, mut names) = (String::new(), Vec::new());
     for (index, (name, socket)) in sockets.iter().enumerate() {
@@ -31,13 +35,12 @@ fn start_with(
         redirects.push_str(&format!(" {}<&{}", index + 3, socket.as_raw_fd()));
         names.push(*name);
     }
-    let binary = env!("CARGO_BIN_EXE_pointsman");
-    command.arg("-c").arg(format!("export {variables}; exec {binary} serve {arguments}{redirects}"));
+    command.arg("-c").arg(format!("export {variables}; exec {POINTSMAN} serve {arguments}{redirects}"));
     command.env("LISTEN_FDS", sockets.len().to_string()).env("LISTEN_FDNAMES", names.join(":"));
     if let Some(path) = notify {
         command.env("NOTIFY_SOCKET", path).env("WATCHDOG_USEC", "900000");
     }
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    Process::start(command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()))
 }
 
 /// A listening socket that child processes inherit.
@@ -48,38 +51,27 @@ fn inheritable() -> (TcpListener, SocketAddr) {
     (listener, address)
 }
 
-fn terminate(mut child: Child) {
-    let pid = rustix::process::Pid::from_child(&child);
-    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
-    child.wait().unwrap();
-}
-
 /// The status line of `GET path`.
 fn get(address: SocketAddr, path: &str) -> String {
-    let mut stream = TcpStream::connect(address).unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-    write!(stream, "GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").unwrap();
-    let mut line = String::new();
-    BufReader::new(stream).read_line(&mut line).unwrap();
-    line.trim_end().to_owned()
+    text_of(address, path).lines().next().unwrap_or_default().to_owned()
 }
 
 #[test]
 fn a_connection_that_comes_between_two_processes_is_served_by_the_second() {
     let ((clients, address), (admin, admin_address)) = (inheritable(), inheritable());
     let sockets = [("clients", &clients), ("admin", &admin)];
-    let first = start(&sockets, None, "--listen 127.0.0.1:1 --admin-listen 127.0.0.1:2");
+    let mut first = start(&sockets, None, "--listen 127.0.0.1:1 --admin-listen 127.0.0.1:2");
     // N4.1: the sockets take the place of the addresses, which could not be bound without privileges.
     assert_eq!(get(address, "/health"), "HTTP/1.1 200 OK");
     assert_eq!(get(admin_address, "/healthz"), "HTTP/1.1 200 OK");
-    terminate(first);
+    first.terminate();
 
     // N4.2
     let waiting = std::thread::spawn(move || get(address, "/health"));
     std::thread::sleep(Duration::from_millis(300));
-    let second = start(&sockets, None, "");
+    let mut second = start(&sockets, None, "");
     assert_eq!(waiting.join().unwrap(), "HTTP/1.1 200 OK");
-    terminate(second);
+    second.terminate();
 }
 
 /// An engine that answers each question after `pause`. It serves until the test ends.
@@ -125,32 +117,22 @@ fn n10_a_client_that_waited_for_the_start_is_served_by_a_worker() {
     };
     let waiting = std::thread::spawn(move || {
         let body = r#"{"model":"tiny","prompt":"hi","max_tokens":1}"#;
-        let mut stream = TcpStream::connect(address).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-        let head = format!("content-type: application/json\r\ncontent-length: {}", body.len());
-        write!(stream, "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n{head}\r\n\r\n{body}").unwrap();
-        let mut line = String::new();
-        BufReader::new(stream).read_line(&mut line).unwrap();
-        line.trim_end().to_owned()
+        ask(address, "POST /v1/completions", "", body).unwrap().lines().next().unwrap().to_owned()
     });
     let sockets = [("clients", &clients), ("admin", &admin)];
-    let gateway = start(&sockets, None, &(worker(700, 1) + &worker(0, 2)));
+    let mut gateway = start(&sockets, None, &(worker(700, 1) + &worker(0, 2)));
     // N10.3
     assert_eq!(get(admin_address, "/healthz"), "HTTP/1.1 200 OK");
     // N10.1
     assert_eq!(waiting.join().unwrap(), "HTTP/1.1 200 OK");
     let status = text_of(admin_address, "/status");
     assert!(status.contains(r#""eligible":2,"#), "it waited for one of the workers only: {status}");
-    terminate(gateway);
+    gateway.terminate();
 }
 
 /// The whole answer to `GET path`.
 pub(crate) fn text_of(address: SocketAddr, path: &str) -> String {
-    let mut stream = TcpStream::connect(address).unwrap();
-    write!(stream, "GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").unwrap();
-    let mut text = String::new();
-    stream.read_to_string(&mut text).unwrap();
-    text
+    ask(address, &format!("GET {path}"), "", "").unwrap()
 }
 
 #[test]
@@ -164,16 +146,15 @@ fn the_service_manager_hears_of_readiness_life_and_the_end() {
         let length = socket.recv(&mut text).unwrap();
         String::from_utf8_lossy(text.get(..length).unwrap()).trim_end().to_owned()
     };
-    let child = start(&[], Some(&path), "--listen 127.0.0.1:0 --admin-listen 127.0.0.1:0");
+    let mut child = start(&[], Some(&path), "--listen 127.0.0.1:0 --admin-listen 127.0.0.1:0");
     // N4.3
     assert_eq!(hear(), "READY=1");
     // N4.4
     assert_eq!((hear().as_str(), hear().as_str()), ("WATCHDOG=1", "WATCHDOG=1"));
-    let pid = rustix::process::Pid::from_child(&child);
-    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    child.signal(Signal::TERM);
     let last = std::iter::repeat_with(hear).find(|text| text != "WATCHDOG=1").unwrap();
     assert_eq!(last, "STOPPING=1");
-    terminate_ended(child);
+    assert!(child.wait().unwrap().success());
 }
 
 #[test]
@@ -183,14 +164,14 @@ fn n4_a_watchdog_that_names_no_process_gets_reports() {
     let socket = UnixDatagram::bind(&path).unwrap();
     socket.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
     let arguments = "--listen 127.0.0.1:0 --admin-listen 127.0.0.1:0";
-    let child = start_with("LISTEN_PID=$$", &[], Some(&path), arguments);
+    let mut child = start_with("LISTEN_PID=$$", &[], Some(&path), arguments);
     for expected in ["READY=1\n", "WATCHDOG=1\n"] {
         let mut text = [0; 512];
         let length = socket.recv(&mut text).unwrap();
         // N4.5
         assert_eq!(String::from_utf8_lossy(text.get(..length).unwrap()), expected);
     }
-    terminate(child);
+    child.terminate();
 }
 
 #[cfg(target_os = "linux")]
@@ -202,12 +183,12 @@ fn n4_a_socket_without_a_file_hears_of_readiness() {
     let socket = UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap();
     socket.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
     let notify = format!("@{name}");
-    let child = start(&[], Some(notify.as_ref()), "--listen 127.0.0.1:0 --admin-listen 127.0.0.1:0");
+    let mut child = start(&[], Some(notify.as_ref()), "--listen 127.0.0.1:0 --admin-listen 127.0.0.1:0");
     let mut text = [0; 8];
     socket.recv(&mut text).unwrap();
     // N4.6
     assert_eq!(&text, b"READY=1\n");
-    terminate(child);
+    child.terminate();
 }
 
 #[test]
@@ -216,10 +197,6 @@ fn n7_a_stop_of_the_unit_signals_the_gateway_and_not_its_compiler_processes() {
     let unit = std::fs::read_to_string(unit).unwrap();
     // N7.18
     assert!(unit.lines().any(|line| line == "KillMode=mixed"), "{unit}");
-}
-
-fn terminate_ended(mut child: Child) {
-    assert!(child.wait().unwrap().success());
 }
 
 #[test]

@@ -3,16 +3,16 @@
 use std::{
     collections::BTreeMap,
     fs,
-    io::{BufRead as _, BufReader},
     os::unix::fs::symlink,
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
 };
 
 use serde_json::Value;
 use tempfile::TempDir;
 
 use super::{container, read, strings};
+use crate::process::{POINTSMAN, Process, command, run};
 
 /// Directories and files of a pod, below a directory of the test.
 pub(crate) struct Pod {
@@ -74,32 +74,26 @@ impl Pod {
 
     /// Runs `pointsman` to its end. Returns the exit code and what it printed.
     pub(crate) fn run(&self, arguments: &[&str], variables: &BTreeMap<String, String>) -> (i32, String) {
-        let ran = self.command(variables).args(arguments).output().unwrap();
-        let text = [ran.stdout, ran.stderr].concat();
-        (ran.status.code().unwrap(), String::from_utf8(text).unwrap())
+        let (code, out, err) = run(self.command(variables).args(arguments), "");
+        (code.unwrap(), out + &err)
     }
 
     /// Starts the gateway with the arguments of the Deployment. Returns the addresses of its
     /// listeners for clients and operators.
-    pub(crate) fn start(&self) -> (Child, String, String) {
+    pub(crate) fn start(&self) -> (Process, String, String) {
         let arguments = strings(&container("base/deployment.yaml", "containers")["args"]);
         let arguments = arguments.iter().map(|argument| self.placed(argument));
         let log = fs::File::create(self.path("log")).unwrap();
         let mut command = self.command(&BTreeMap::new());
-        let mut child = command.args(arguments).stdout(Stdio::piped()).stderr(log).spawn().unwrap();
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let told: Value = serde_json::from_str(&line).unwrap_or_else(|_| {
-            panic!("{line}{}", fs::read_to_string(self.path("log")).unwrap());
-        });
-        let address = |key: &str| told[key].as_str().unwrap().to_owned();
-        (child, address("listening"), address("admin"))
+        let mut process = Process::start(command.args(arguments).stdout(Stdio::piped()).stderr(log));
+        let [clients, admin] = process.addresses();
+        (process, clients, admin)
     }
 
     fn command(&self, variables: &BTreeMap<String, String>) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_pointsman"));
+        let mut command = command::<&str>(POINTSMAN, &[]);
         // The root of the container is read-only: what is written has to go to the cache.
-        command.env_remove("RUST_LOG").env("NO_COLOR", "1").env("TMPDIR", "/nonexistent").envs(variables);
+        command.env("TMPDIR", "/nonexistent").envs(variables);
         command
     }
 }

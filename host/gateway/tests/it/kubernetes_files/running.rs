@@ -1,14 +1,6 @@
 //! The gateway as a pod of the files runs it, with a double of the API server.
 
-use std::{
-    collections::BTreeMap,
-    fs,
-    io::{Read as _, Write as _},
-    net::TcpStream,
-    process::{Child, Command},
-    thread,
-    time::Duration,
-};
+use std::{collections::BTreeMap, fs, thread, time::Duration};
 
 use pointsman_embedded_policies::LEAST_LOADED;
 use pointsman_sim::{Dialect, Role, Sim, SimConfig, SimHandle};
@@ -17,23 +9,15 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::{container, pod::Pod, strings, yaml};
+use crate::process::{LIMIT, Process, ask};
 
-/// Longest time for anything that a test waits for.
-const LIMIT: Duration = Duration::from_secs(60);
 const TOKEN: &str = "token of the service account";
 
 /// A gateway in a process of its own; it ends with the test.
 struct Gateway {
-    process: Child,
+    process: Process,
     clients: String,
     admin: String,
-}
-
-impl Drop for Gateway {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
 }
 
 impl Gateway {
@@ -69,16 +53,7 @@ impl Gateway {
 
 /// Status and body of an answer.
 fn request(address: &str, method: &str, path: &str, body: &str) -> (u16, String) {
-    let mut stream = TcpStream::connect(address).unwrap();
-    stream.set_read_timeout(Some(LIMIT)).unwrap();
-    let head = format!(
-        "{method} {path} HTTP/1.1\r\nhost: {address}\r\ncontent-type: application/json\r\n\
-         content-length: {}\r\nconnection: close\r\n\r\n{body}",
-        body.len()
-    );
-    stream.write_all(head.as_bytes()).unwrap();
-    let mut text = String::new();
-    stream.read_to_string(&mut text).unwrap();
+    let text = ask(address, &format!("{method} {path}"), "", body).unwrap();
     let (head, body) = text.split_once("\r\n\r\n").unwrap();
     (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
 }
@@ -163,9 +138,7 @@ async fn n6_the_gateway_of_the_files_serves_and_follows_its_config_maps() {
     // N6.7
     gateway.until("the added worker is there", |gateway| gateway.workers() == 2);
 
-    let pid = gateway.process.id().to_string();
-    assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
-    assert!(gateway.process.wait().unwrap().success());
+    gateway.process.terminate();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -3,9 +3,8 @@
 use std::{
     fs,
     io::{BufRead as _, BufReader, Read, Write as _},
-    net::TcpStream,
     path::{Path, PathBuf},
-    process::{Child, ChildStdin, Command, ExitStatus, Stdio},
+    process::{ChildStdin, Command, ExitStatus, Stdio},
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU32, Ordering},
@@ -17,15 +16,15 @@ use std::{
 use parking_lot::Mutex;
 use pointsman_rig::fleet::free_port;
 use pointsman_sim::{Dialect, Role, Sim, SimConfig, SimHandle};
+use rustix::process::Signal;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-/// Longest time for anything that a test waits for.
-const LIMIT: Duration = Duration::from_secs(150);
+use crate::process::{LIMIT, Process, command};
 
 /// The gateway. Dropping it ends its process.
 pub(super) struct Gateway {
-    process: Child,
+    process: Process,
     listen: String,
     pub(super) admin: String,
     dir: tempfile::TempDir,
@@ -60,11 +59,10 @@ impl Gateway {
         gateway
     }
 
-    fn process(dir: &Path) -> Child {
+    fn process(dir: &Path) -> Process {
         let log = fs::File::options().create(true).append(true).open(dir.join("log")).unwrap();
-        let mut command = Command::new(crate::programs::pointsman());
-        command.args(["serve", "--config"]).arg(dir.join("pointsman.toml"));
-        command.stdout(Stdio::null()).stderr(log).spawn().unwrap()
+        let mut command = command(crate::programs::pointsman(), &["serve", "--config"]);
+        Process::start(command.arg(dir.join("pointsman.toml")).stdout(Stdio::null()).stderr(log))
     }
 
     pub(super) fn kill(&mut self) {
@@ -113,17 +111,10 @@ impl Gateway {
     }
 
     pub(super) fn slot(&self) -> Value {
-        let answer = http(&self.admin, "GET /policies", "").unwrap();
+        let answer = crate::process::body_of(&self.admin, "GET /policies", "").unwrap();
         let status: Value = serde_json::from_str(&answer).unwrap();
         let slots = status["slots"].as_array().unwrap();
         slots.iter().find(|slot| slot["slot"] == "aggregated").unwrap().clone()
-    }
-}
-
-impl Drop for Gateway {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
     }
 }
 
@@ -143,23 +134,12 @@ impl Drop for Traffic {
 fn chat(listen: &str, tokens: u32) -> Option<String> {
     let messages = json!([{ "role": "user", "content": "hello" }]);
     let body = json!({ "model": "tiny", "max_tokens": tokens, "messages": messages }).to_string();
-    http(listen, "POST /v1/chat/completions", &body)
-}
-
-fn http(address: &str, head: &str, body: &str) -> Option<String> {
-    let mut stream = TcpStream::connect(address).ok()?;
-    let length = body.len();
-    let head =
-        format!("{head} HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\ncontent-length: {length}\r\n");
-    write!(stream, "{head}content-type: application/json\r\n\r\n{body}").ok()?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).ok()?;
-    Some(answer.split_once("\r\n\r\n")?.1.to_owned())
+    crate::process::body_of(listen, "POST /v1/chat/completions", &body).ok()
 }
 
 /// `pointsman policy dev` in a process of its own. Dropping it ends the process.
 pub(super) struct Dev {
-    process: Child,
+    process: Process,
     input: Option<ChildStdin>,
     output: Arc<Mutex<String>>,
     /// End of the output that was already waited for.
@@ -194,7 +174,7 @@ impl Dev {
         command.env("CARGO_TARGET_DIR", Path::new(env!("CARGO_TARGET_TMPDIR")).join("policy-dev"));
         command.env("CARGO_NET_OFFLINE", "true");
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut process = command.spawn().unwrap();
+        let mut process = Process::start(&mut command);
         let output = Arc::new(Mutex::new(String::new()));
         let input = process.stdin.take();
         let (out, err) = (process.stdout.take().unwrap(), process.stderr.take().unwrap());
@@ -245,8 +225,7 @@ impl Dev {
 
     /// Sends SIGTERM and waits for the end.
     pub(super) fn terminate(&mut self) -> ExitStatus {
-        let pid = self.process.id().to_string();
-        assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+        self.process.signal(Signal::TERM);
         self.wait()
     }
 
@@ -257,13 +236,6 @@ impl Dev {
             thread::sleep(Duration::from_millis(10));
         }
         self.process.wait().unwrap()
-    }
-}
-
-impl Drop for Dev {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
     }
 }
 

@@ -1,24 +1,15 @@
 //! A daemon in a process of its own, with a policy directory that tests write to.
 
-use std::{
-    fs,
-    io::{BufRead as _, BufReader, Read as _, Write as _},
-    net::TcpStream,
-    path::PathBuf,
-    process::{Child, Command, Stdio},
-    thread,
-    time::Duration,
-};
+use std::{fs, path::PathBuf, process::Stdio, thread, time::Duration};
 
 use serde_json::Value;
 use tempfile::TempDir;
 use tokio::time::Instant;
 
-/// Longest time for anything that a test waits for.
-pub(crate) const LIMIT: Duration = Duration::from_secs(150);
+use crate::process::{LIMIT, POINTSMAN, Process, body_of, command};
 
 pub(crate) struct Daemon {
-    process: Child,
+    process: Process,
     pub(crate) admin: String,
     pub(crate) dir: TempDir,
 }
@@ -40,17 +31,10 @@ impl Daemon {
         let file = dir.path().join("pointsman.toml");
         fs::write(&file, config).unwrap();
         let log = fs::File::create(dir.path().join("log")).unwrap();
-        let mut process = Command::new(env!("CARGO_BIN_EXE_pointsman"))
-            .args(["--log-json", "serve", "--config"])
-            .arg(file)
-            .stdout(Stdio::piped())
-            .stderr(log)
-            .spawn()
-            .unwrap();
-        let mut line = String::new();
-        BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let listening: Value = serde_json::from_str(&line).unwrap();
-        Self { process, admin: listening["admin"].as_str().unwrap().to_owned(), dir }
+        let mut command = command(POINTSMAN, &["--log-json", "serve", "--config"]);
+        let mut process = Process::start(command.arg(file).stdout(Stdio::piped()).stderr(log));
+        let [_, admin] = process.addresses();
+        Self { process, admin, dir }
     }
 
     /// Stops the daemon without warning, as a crash would, and returns its directory.
@@ -63,9 +47,7 @@ impl Daemon {
     /// Sends SIGTERM. Returns how long the daemon took to end.
     pub(crate) fn terminate(&mut self) -> Duration {
         let begun = Instant::now();
-        let pid = self.process.id().to_string();
-        assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
-        assert!(self.process.wait().unwrap().success());
+        self.process.terminate();
         begun.elapsed()
     }
 
@@ -81,17 +63,7 @@ impl Daemon {
     }
 
     pub(crate) fn request(&self, method: &str, path: &str) -> String {
-        let mut stream = TcpStream::connect(&self.admin).unwrap();
-        stream.set_read_timeout(Some(LIMIT)).unwrap();
-        let head = format!(
-            "{method} {path} HTTP/1.1\r\nhost: {}\r\ncontent-type: application/json\r\n\
-             connection: close\r\n\r\n",
-            self.admin
-        );
-        stream.write_all(head.as_bytes()).unwrap();
-        let mut text = String::new();
-        stream.read_to_string(&mut text).unwrap();
-        text.split_once("\r\n\r\n").unwrap().1.to_owned()
+        body_of(&self.admin, &format!("{method} {path}"), "").unwrap()
     }
 
     pub(crate) fn slot(&self, name: &str) -> Value {
@@ -149,13 +121,6 @@ impl Daemon {
 
     pub(crate) fn log(&self) -> String {
         fs::read_to_string(self.dir.path().join("log")).unwrap()
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
     }
 }
 
