@@ -40,12 +40,6 @@ pub(crate) struct Args {
     /// Number of conversations.
     #[arg(long, default_value_t = 200)]
     conversations: u64,
-    /// Number of turns of each conversation.
-    #[arg(long, default_value_t = 3)]
-    turns: usize,
-    /// Number of concurrent conversations.
-    #[arg(long, default_value_t = 4)]
-    at_once: usize,
     /// Number of KV blocks of an engine, with 32 tokens each.
     #[arg(long, default_value_t = 128)]
     blocks: u32,
@@ -68,6 +62,10 @@ enum Tokens {
 /// Text before the tiny model's template, which ignores tools.
 const TOOLS: &str = "{%- if tools -%}<|im_start|>tools\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}\
                      <|im_end|>\n{% endif -%}";
+/// Number of turns of each conversation.
+const TURNS: usize = 3;
+/// Number of concurrent conversations.
+const AT_ONCE: usize = 4;
 /// Minimum share of predictions that equal the engines' reports.
 const EQUAL: f64 = 0.99;
 
@@ -150,11 +148,11 @@ async fn run_conversations(setting: &Setting<'_>, slots: &str, round: u64) -> an
     let (requests, failed) = (AtomicU64::new(0), AtomicU64::new(0));
     let started = Instant::now();
     let progress = sh::progress(args.conversations, "talks");
-    closed_loop(args.conversations, args.at_once, |talk| {
+    closed_loop(args.conversations, AT_ONCE, |talk| {
         let (fleet, requests, failed, progress) = (&fleet, &requests, &failed, &progress);
         async move {
             let seed = round * 1_000_000 + talk;
-            if let Err(problem) = conversation::hold(&fleet.client, seed, args.turns, requests).await {
+            if let Err(problem) = conversation::hold(&fleet.client, seed, TURNS, requests).await {
                 sh::status(&format!("conversation {talk}: {problem:#}"));
                 failed.fetch_add(1, Ordering::Relaxed);
             }

@@ -65,9 +65,6 @@ pub(crate) struct Args {
     /// Directory to keep the trace of every seed and the fleet of every cell in, for `pointsman compare`.
     #[arg(long)]
     keep: Option<PathBuf>,
-    /// File of the matrix.
-    #[arg(long, default_value = MATRIX)]
-    matrix: PathBuf,
 }
 
 /// Directory of the files of the runs.
@@ -89,8 +86,7 @@ struct Measured {
 
 /// Runs the cells and prints a table. Returns an error when too few cells hold, or when a figure is lost.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let path = if args.matrix.is_absolute() { args.matrix.clone() } else { sh::root().join(&args.matrix) };
-    let cells = chosen(matrix::read(&path)?, args)?;
+    let cells = chosen(matrix::read(&sh::root().join(MATRIX))?, args)?;
     let files = Files {
         lab: fleet::build_programs("release", &[fleet::LAB])?.join(fleet::LAB.name),
         dir: tempfile::Builder::new().prefix("pointsman-lab-suite-").tempdir()?,

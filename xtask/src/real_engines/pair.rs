@@ -43,16 +43,9 @@ pub(crate) struct Args {
     /// Number of prompts to compare.
     #[arg(long, default_value_t = 30)]
     prompts: usize,
-    /// Number of clients that disconnect early.
-    #[arg(long, default_value_t = 30)]
-    leavers: usize,
-    /// Streams that run when a plain engine is killed, in each form of continuation; 0: none. Only of
-    /// `e2e-vllm`.
-    #[arg(long, default_value_t = 25)]
-    streams: usize,
     /// Only move a fleet from a pair of this version of vLLM to one of the newest that is tested, under load.
     /// Only of `e2e-vllm`.
-    #[arg(long, value_name = "VERSION", conflicts_with_all = ["prompts", "leavers", "streams"])]
+    #[arg(long, value_name = "VERSION", conflicts_with = "prompts")]
     upgrade_from: Option<String>,
 }
 
@@ -64,6 +57,10 @@ const REFUSED: Duration = Duration::from_secs(5);
 /// Gauges that show the requests and blocks of vLLM.
 const HELD: [&str; 3] =
     ["vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"];
+/// Number of clients that disconnect early.
+const LEAVERS: usize = 30;
+/// Streams that run when a plain engine of `e2e-vllm` is killed, in each form of continuation.
+const STREAMS: usize = 25;
 /// Number of blocks of an engine.
 const BLOCKS: u32 = 512;
 
@@ -94,7 +91,7 @@ pub(crate) async fn run(args: &Args, kind: Kind) -> anyhow::Result<()> {
         return run.upgraded_from(version).await;
     }
     let (plain, expected) = run.plain_engine().await?;
-    let streams = if kind == Kind::VllmNixl { args.streams } else { 0 };
+    let streams = if kind == Kind::VllmNixl { STREAMS } else { 0 };
     let undisturbed = continuations::undisturbed(&plain, streams).await?;
     if streams > 0 {
         run.continued(plain, &undisturbed).await?;
@@ -119,9 +116,9 @@ pub(crate) async fn run(args: &Args, kind: Kind) -> anyhow::Result<()> {
         several_choices(&fleet.client, &mut checks).await?;
     }
     transferred(kind, &decode, &mut checks).await?;
-    checks::leave_early(&fleet.client, args.leavers, &prompts, is_sglang).await?;
+    checks::leave_early(&fleet.client, LEAVERS, &prompts, is_sglang).await?;
     let held = held(kind, &[&prefill, &decode]).await?;
-    let what = format!("held after {} clients disconnected (leases that ended)", args.leavers);
+    let what = format!("held after {LEAVERS} clients disconnected (leases that ended)");
     checks.check(&what, format!("{held} ({})", expired(kind, &prefill).await?), held == 0.0);
     checks.none("bookings left in the gateway", fleet.booked(Duration::from_secs(5)).await?);
     checks::kill_mid_stream(&fleet.client, &mut decode, &mut checks).await?;
