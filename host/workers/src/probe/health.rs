@@ -119,7 +119,7 @@ impl HealthChecks {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::tests::probes, *};
     use crate::spec::WorkerSpec;
 
     #[test]
@@ -135,15 +135,7 @@ mod tests {
     #[test]
     fn b8_the_time_of_a_check_follows_from_the_ones_before() {
         let [short, long] = [Duration::from_secs(1), Duration::from_secs(5)];
-        let config = ProbeConfig {
-            interval: Duration::from_secs(2),
-            timeout: short,
-            health_timeout: long,
-            load_interval: Duration::ZERO,
-            max_per_second: 1_000,
-            wedge_after: Duration::ZERO,
-            look_interval: Duration::from_secs(1),
-        };
+        let config = ProbeConfig { health_timeout: long, ..probes(Duration::from_secs(2), short) };
         let worker = Worker::new(WorkerSpec::parse_flag("role=decode,engine=vllm,url=http://a:1").unwrap());
         let mut checks = HealthChecks::default();
         // B8.6

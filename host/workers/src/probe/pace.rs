@@ -102,18 +102,13 @@ pub(super) async fn changed(config: &mut watch::Receiver<ProbeConfig>) {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::tests::probes, *};
 
     #[test]
     fn b5_many_workers_are_asked_less_often() {
         let config = ProbeConfig {
-            interval: Duration::from_secs(2),
-            timeout: Duration::from_secs(1),
-            health_timeout: Duration::from_secs(5),
             load_interval: Duration::from_secs(5),
-            max_per_second: 1_500,
-            wedge_after: Duration::ZERO,
-            look_interval: Duration::from_secs(1),
+            ..probes(Duration::from_secs(2), Duration::from_secs(1))
         };
         let both = |interval: u64, load_interval: u64| Pace {
             interval: Duration::from_secs(interval),
@@ -134,15 +129,8 @@ mod tests {
 
     #[test]
     fn b5_workers_that_fail_are_asked_less_often_only_when_many_do() {
-        let config = ProbeConfig {
-            interval: Duration::from_secs(2),
-            timeout: Duration::from_secs(1),
-            health_timeout: Duration::from_secs(5),
-            load_interval: Duration::from_secs(5),
-            max_per_second: 1_000,
-            wedge_after: Duration::ZERO,
-            look_interval: Duration::from_secs(1),
-        };
+        let config =
+            ProbeConfig { max_per_second: 1_000, ..probes(Duration::from_secs(2), Duration::from_secs(1)) };
         // B5.10
         let interval = |failing| config.interval_of_failing(Duration::from_millis(500), failing);
         assert_eq!(interval(100), Duration::from_millis(500));

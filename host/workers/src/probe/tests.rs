@@ -112,17 +112,30 @@ async fn test_worker(owner: &'static str) -> TestWorker {
     let worker =
         registry.upsert(WorkerSpec::parse_flag(&format!("role=decode,engine=vllm,url={url}")).unwrap());
     let config = ProbeConfig {
-        interval: Duration::from_millis(10),
-        timeout: Duration::from_millis(500),
-        health_timeout: Duration::from_millis(500),
         load_interval: Duration::from_millis(10),
-        max_per_second: 1_500,
-        wedge_after: Duration::ZERO,
-        look_interval: Duration::from_secs(1),
+        ..probes(Duration::from_millis(10), Duration::from_millis(500))
     };
     let receiver = watch::channel(config).1;
     Prober::start(registry.clone(), index.clone(), receiver, tls_and_names(), tasks, stop.clone());
     TestWorker { registry, worker, index, healthy, started, asleep, uncached, stop }
+}
+
+/// Probes at this interval, all of which may take this time, without figures of load.
+pub(super) fn probes(interval: Duration, timeout: Duration) -> ProbeConfig {
+    ProbeConfig {
+        interval,
+        timeout,
+        health_timeout: timeout,
+        load_interval: Duration::ZERO,
+        max_per_second: 1_500,
+        wedge_after: Duration::ZERO,
+        look_interval: Duration::from_secs(1),
+    }
+}
+
+fn start(registry: &Arc<Registry>, config: ProbeConfig, tasks: &TaskTracker, stop: &CancellationToken) {
+    let config = watch::channel(config).1;
+    Prober::start(registry.clone(), index(), config, tls_and_names(), tasks.clone(), stop.clone());
 }
 
 async fn until(what: &str, condition: impl Fn() -> bool) {
@@ -236,23 +249,7 @@ async fn b4_a_removed_worker_s_task_ends() {
     let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
     let registry = Arc::new(Registry::default());
     registry.upsert(WorkerSpec::parse_flag("id=1,role=decode,engine=vllm,url=http://127.0.0.1:9").unwrap());
-    let config = ProbeConfig {
-        interval: Duration::from_millis(5),
-        timeout: Duration::from_millis(100),
-        health_timeout: Duration::from_millis(100),
-        load_interval: Duration::ZERO,
-        max_per_second: 1_500,
-        wedge_after: Duration::ZERO,
-        look_interval: Duration::from_secs(1),
-    };
-    Prober::start(
-        registry.clone(),
-        index(),
-        watch::channel(config).1,
-        tls_and_names(),
-        tasks.clone(),
-        stop.clone(),
-    );
+    start(&registry, probes(Duration::from_millis(5), Duration::from_millis(100)), &tasks, &stop);
     // The prober has two tasks of its own.
     until("three tasks", || tasks.len() == 3).await;
     registry.remove(WorkerId(1));
@@ -295,22 +292,10 @@ async fn b5_workers_that_join_together_are_not_asked_all_at_once() {
         registry.upsert(WorkerSpec::parse_flag(&flag).unwrap());
     }
     let config = ProbeConfig {
-        interval: Duration::from_millis(10),
-        timeout: Duration::from_secs(10),
-        health_timeout: Duration::from_secs(10),
-        load_interval: Duration::ZERO,
         max_per_second: u32::MAX,
-        wedge_after: Duration::ZERO,
-        look_interval: Duration::from_secs(1),
+        ..probes(Duration::from_millis(10), Duration::from_secs(10))
     };
-    Prober::start(
-        registry.clone(),
-        index(),
-        watch::channel(config).1,
-        tls_and_names(),
-        tasks.clone(),
-        stop.clone(),
-    );
+    start(&registry, config, &tasks, &stop);
     let all = || registry.snapshot().workers().iter().all(|worker| worker.health() == Health::Healthy);
     until("all were asked", all).await;
     // B5.9
@@ -338,23 +323,9 @@ async fn b5_many_engines_that_never_answered_are_asked_less_often() {
         WorkerSpec::parse_flag(&flag).unwrap()
     };
     registry.apply((1..=200).map(spec).collect(), &[]);
-    let config = ProbeConfig {
-        interval: Duration::from_millis(10),
-        timeout: Duration::from_secs(10),
-        health_timeout: Duration::from_secs(10),
-        load_interval: Duration::ZERO,
-        max_per_second: 100,
-        wedge_after: Duration::ZERO,
-        look_interval: Duration::from_secs(1),
-    };
-    Prober::start(
-        registry.clone(),
-        index(),
-        watch::channel(config).1,
-        tls_and_names(),
-        tasks.clone(),
-        stop.clone(),
-    );
+    let config =
+        ProbeConfig { max_per_second: 100, ..probes(Duration::from_millis(10), Duration::from_secs(10)) };
+    start(&registry, config, &tasks, &stop);
     until("all were asked", || connections.load(Relaxed) >= 200).await;
     tokio::time::sleep(Duration::from_secs(2)).await;
     // B5.10: 50 a second, after the questions of the first moment, when few had failed. Every 10 ms would be

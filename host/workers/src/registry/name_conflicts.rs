@@ -120,21 +120,11 @@ impl fmt::Display for NameConflict {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{ListedModels, Registry};
+    use super::super::{ListedModels, Registry, tests::registry};
     use crate::{
         id::{Leg, ModelName, WorkerId},
-        spec::WorkerSpec,
         worker::{Health, Worker},
     };
-
-    fn registry(workers: usize) -> Registry {
-        let registry = Registry::default();
-        for id in 1..=workers {
-            let flag = format!("id={id},role=aggregated,engine=vllm,url=http://a:{id}");
-            registry.upsert(WorkerSpec::parse_flag(&flag).unwrap());
-        }
-        registry
-    }
 
     fn learn(registry: &Registry, id: u64, base_models: &[&str], adapters: &[(&str, &str)]) {
         let names = base_models.iter().chain(adapters.iter().map(|(adapter, _)| adapter));

@@ -164,18 +164,8 @@ impl Reread {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::tests::registry, *};
     use crate::spec::WorkerSpec;
-
-    /// A registry of so many workers, whose models are read at once.
-    fn registry(workers: usize) -> Registry {
-        let registry = Registry::default();
-        for id in 1..=workers {
-            let flag = format!("id={id},role=aggregated,engine=vllm,url=http://a:{id}");
-            registry.upsert(WorkerSpec::parse_flag(&flag).unwrap());
-        }
-        registry
-    }
 
     /// Asks for models one after the other. Returns how many readings began for them.
     async fn readings<'a>(registry: &Registry, models: impl IntoIterator<Item = &'a str>) -> usize {

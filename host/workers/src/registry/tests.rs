@@ -11,6 +11,15 @@ fn spec(flag: &str) -> WorkerSpec {
     WorkerSpec::parse_flag(flag).unwrap()
 }
 
+/// A registry of so many workers, whose models are not known.
+pub(super) fn registry(workers: usize) -> Registry {
+    let registry = Registry::default();
+    for id in 1..=workers {
+        registry.upsert(spec(&format!("id={id},role=aggregated,engine=vllm,url=http://a:{id}")));
+    }
+    registry
+}
+
 fn ids(pool: &[Candidate]) -> Vec<(u64, u32)> {
     pool.iter().map(|candidate| (candidate.worker.id().0, candidate.rank.0)).collect()
 }

@@ -33,17 +33,7 @@ async fn j4_an_engine_is_asked_once_in_a_row_of_failures_whether_it_speaks_tls()
     let registry = Arc::new(Registry::default());
     let spec = WorkerSpec::parse_flag(&format!("role=aggregated,engine=openai,url={url}")).unwrap();
     let worker = registry.upsert(spec);
-    let config = ProbeConfig {
-        interval: Duration::from_millis(10),
-        timeout: Duration::from_secs(10),
-        health_timeout: Duration::from_secs(10),
-        load_interval: Duration::ZERO,
-        max_per_second: 1_500,
-        wedge_after: Duration::ZERO,
-        look_interval: Duration::from_secs(1),
-    };
-    let config = watch::channel(config).1;
-    Prober::start(registry, index(), config, tls_and_names(), tasks, stop.clone());
+    start(&registry, probes(Duration::from_millis(10), Duration::from_secs(10)), &tasks, &stop);
     let more = async |what| {
         let before = requests.load(Relaxed);
         until(what, || requests.load(Relaxed) >= before + 10).await;
