@@ -7,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use foldhash::fast::RandomState;
 use http::HeaderName;
 use parking_lot::Mutex;
 use tokio::time::Instant;
@@ -33,7 +34,7 @@ struct Shared<S, O> {
     kept: &'static [HeaderName],
 }
 
-type IdleByOrigin<S, O> = HashMap<Box<str>, VecDeque<Idle<S, O>>>;
+type IdleByOrigin<S, O> = HashMap<Box<str>, VecDeque<Idle<S, O>>, RandomState>;
 
 /// Contents of a pool.
 #[derive(Clone, Copy, Debug)]

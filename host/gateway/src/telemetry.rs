@@ -6,6 +6,7 @@ pub(crate) mod decision_stats;
 pub(crate) mod exposition;
 #[cfg(feature = "ext-proc")]
 pub(crate) mod ext_proc_metrics;
+pub(crate) mod family;
 pub(crate) mod histogram;
 pub(crate) mod hour;
 pub(crate) mod labels;

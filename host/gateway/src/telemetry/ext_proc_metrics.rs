@@ -2,11 +2,11 @@
 
 use prometheus_client::{
     encoding::EncodeLabelSet,
-    metrics::{counter::Counter, family::Family, gauge::Gauge},
+    metrics::{counter::Counter, gauge::Gauge},
     registry::Registry,
 };
 
-use super::labels::ResultLabels;
+use super::{family::Family, labels::ResultLabels};
 
 /// Which endpoint served: `picked`, `other`, or `unknown` when the proxy does not say.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]

@@ -57,13 +57,10 @@ impl EncodeLabelValue for Escaped<'_> {
 
 #[cfg(test)]
 mod tests {
-    use prometheus_client::{
-        encoding::text,
-        metrics::{counter::Counter, family::Family},
-        registry::Registry,
-    };
+    use prometheus_client::{encoding::text, metrics::counter::Counter, registry::Registry};
 
     use super::*;
+    use crate::telemetry::family::Family;
 
     #[test]
     fn a_name_with_quotes_backslashes_and_line_breaks_stays_one_label_value() {

@@ -11,16 +11,14 @@ use std::{
 
 use prometheus_client::{
     encoding::EncodeLabelSet,
-    metrics::{
-        counter::Counter, exemplar::HistogramWithExemplars, family::Family, gauge::Gauge,
-        histogram::Histogram,
-    },
+    metrics::{counter::Counter, exemplar::HistogramWithExemplars, gauge::Gauge, histogram::Histogram},
     registry::Registry,
 };
 
 #[cfg(feature = "ext-proc")]
 use super::ext_proc_metrics::ExtProcMetrics;
 use super::{
+    family::Family,
     labels::{ListenerLabels, Name, ResultLabels, TraceLabel},
     live_stats::LiveStats,
     prediction_checks::PredictionChecks,
@@ -79,7 +77,7 @@ const SHARE_BUCKETS: [f64; 11] = [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0
 const ERROR_BUCKETS: [f64; 10] = [0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0];
 
 /// A histogram for each source of its figures.
-type BySource = Family<SourceLabels, Histogram, fn() -> Histogram>;
+type BySource = Family<SourceLabels, Histogram>;
 
 /// Label value of models that no worker serves.
 pub(crate) static OTHER: LazyLock<Arc<str>> = LazyLock::new(|| Arc::from("other"));
@@ -202,7 +200,7 @@ pub struct Metrics {
     /// Legs by how they ended.
     pub legs: Family<LegLabels, Counter>,
     /// Time from sending a leg to its end in seconds.
-    pub(crate) leg_seconds: Family<LegLabels, Histogram, fn() -> Histogram>,
+    pub(crate) leg_seconds: Family<LegLabels, Histogram>,
     /// Retries by leg.
     pub retries: Family<RetryLabels, Counter>,
     /// Streams that were to continue on another worker, by what followed.
@@ -277,16 +275,16 @@ impl Default for Metrics {
             inflight: Gauge::default(),
             ttft: HistogramWithExemplars::new(TTFT_BUCKETS.into_iter()),
             itl: Histogram::new(ITL_BUCKETS),
-            isl: Family::new_with_constructor(|| Histogram::new(TOKEN_BUCKETS)),
-            osl: Family::new_with_constructor(|| Histogram::new(TOKEN_BUCKETS)),
-            hit_rate: Family::new_with_constructor(|| Histogram::new(SHARE_BUCKETS)),
+            isl: Family::new(|| Histogram::new(TOKEN_BUCKETS)),
+            osl: Family::new(|| Histogram::new(TOKEN_BUCKETS)),
+            hit_rate: Family::new(|| Histogram::new(SHARE_BUCKETS)),
             duration: HistogramWithExemplars::new(DURATION_BUCKETS.into_iter()),
             queue_wait: Histogram::new(DURATION_BUCKETS),
             decisions: Family::default(),
             fallbacks: Family::default(),
             route: Histogram::new(ROUTE_BUCKETS),
             legs: Family::default(),
-            leg_seconds: Family::new_with_constructor(|| Histogram::new(DURATION_BUCKETS)),
+            leg_seconds: Family::new(|| Histogram::new(DURATION_BUCKETS)),
             retries: Family::default(),
             continuations: Family::default(),
             handoffs: Family::default(),

@@ -9,12 +9,12 @@ use std::{
 use parking_lot::Mutex;
 use prometheus_client::{
     encoding::EncodeLabelSet,
-    metrics::{counter::Counter, family::Family, histogram::Histogram},
+    metrics::{counter::Counter, histogram::Histogram},
     registry::Registry,
 };
 use tokio::time::Duration;
 
-use super::labels::Name;
+use super::{family::Family, labels::Name};
 
 /// Maximum number of tenants with their own series, until the daemon ends. Tenants of earlier configurations
 /// count, too.
@@ -44,7 +44,7 @@ pub(crate) struct TenantFamilies {
     requests: Family<EndLabels, Counter>,
     prompt_tokens: Family<TenantLabels, Counter>,
     output_tokens: Family<TenantLabels, Counter>,
-    queue: Family<TenantLabels, Histogram, fn() -> Histogram>,
+    queue: Family<TenantLabels, Histogram>,
     /// Locked only when a configuration comes into force.
     named: Mutex<HashMap<Arc<str>, Arc<TenantSeries>>>,
 }
@@ -88,7 +88,7 @@ impl Default for TenantFamilies {
             requests: Family::default(),
             prompt_tokens: Family::default(),
             output_tokens: Family::default(),
-            queue: Family::new_with_constructor(|| Histogram::new(QUEUE_BUCKETS)),
+            queue: Family::new(|| Histogram::new(QUEUE_BUCKETS)),
             named: Mutex::default(),
         }
     }

@@ -6,6 +6,7 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
+use foldhash::fast::RandomState;
 use parking_lot::{RwLock, RwLockWriteGuard};
 use pointsman_orchestration::Lost;
 use pointsman_workers::ModelName;
@@ -20,7 +21,7 @@ pub(crate) const MAX_MODELS: usize = 10_000;
 
 /// Models that have series of their own, and whether one of their requests was counted.
 #[derive(Debug, Default)]
-pub(crate) struct LabelledModels(RwLock<HashMap<ModelName, AtomicBool>>);
+pub(crate) struct LabelledModels(RwLock<HashMap<ModelName, AtomicBool, RandomState>>);
 
 impl LabelledModels {
     /// Returns the label for a request that is counted: the name of its model, or `other` when too many
