@@ -9,8 +9,6 @@ use crate::{WireError, chunked::Chunked};
 
 /// Headers that an answer may have.
 const MAX_HEADERS: usize = 100;
-/// The headers of an answer that the client itself reads.
-static READ: [HeaderName; 3] = [header::CONNECTION, header::CONTENT_LENGTH, header::TRANSFER_ENCODING];
 /// Heads that only inform (1xx) before the head of an answer.
 const MAX_INFORMATIONAL: usize = 16;
 /// Bytes that the head of an answer may have.
@@ -74,7 +72,7 @@ pub fn request<'a>(
 }
 
 /// Reads the head of an answer, and how many bytes it took; `None` while it is not whole. Heads that only
-/// inform (1xx) are passed over. Keeps the headers in `kept`, and those of the framing.
+/// inform (1xx) are passed over. Keeps the headers in `kept`.
 ///
 /// # Errors
 /// [`WireError::Head`], [`WireError::LongHead`].
@@ -111,53 +109,67 @@ pub fn response(bytes: &[u8], kept: &[HeaderName]) -> Result<Option<(Head, usize
 fn head(parsed: &httparse::Response<'_, '_>, kept: &[HeaderName]) -> Result<Head, WireError> {
     let status = parsed.code.and_then(|code| StatusCode::from_u16(code).ok());
     let status = status.ok_or(WireError::Head("it has no status"))?;
-    let mut headers = HeaderMap::with_capacity(READ.len() + kept.len());
+    let (mut headers, mut read) = (HeaderMap::with_capacity(kept.len()), Read::default());
     for header in parsed.headers.iter() {
-        let mut known = kept.iter().chain(&READ);
-        let Some(name) = known.find(|known| header.name.eq_ignore_ascii_case(known.as_str())) else {
-            continue;
-        };
-        let value = HeaderValue::from_bytes(header.value);
-        headers.append(name, value.map_err(|_| WireError::Head("an invalid header"))?);
+        read.note(header.name, header.value);
+        if let Some(name) = kept.iter().find(|kept| header.name.eq_ignore_ascii_case(kept.as_str())) {
+            let value = HeaderValue::from_bytes(header.value);
+            headers.append(name, value.map_err(|_| WireError::Head("an invalid header"))?);
+        }
     }
-    let (framing, sound) = framing(status, &headers)?;
-    let keep = sound && keeps(parsed.version == Some(1), &headers) && !matches!(framing, Framing::ToEnd);
+    let (framing, sound) = read.framing(status)?;
+    let stays = if parsed.version == Some(1) { !read.closes } else { read.stays };
+    let keep = sound && stays && !matches!(framing, Framing::ToEnd);
     Ok(Head { status, headers, framing, keep })
 }
 
-/// Returns how the body ends. Contradictory framing headers are an error.
-fn framing(status: StatusCode, headers: &HeaderMap) -> Result<(Framing, bool), WireError> {
-    if matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED) {
-        return Ok((Framing::Length(0), true));
-    }
-    let mut codings = headers.get_all(header::TRANSFER_ENCODING).iter();
-    if let Some(coding) = codings.next() {
-        if codings.next().is_some() || !coding.as_bytes().eq_ignore_ascii_case(b"chunked") {
-            return Err(WireError::Head("an unknown transfer coding"));
+/// What the headers of an answer say that the client itself reads. They are not kept.
+#[derive(Default)]
+struct Read {
+    /// Whether the transfer coding is the only one, and known.
+    chunked: Option<bool>,
+    /// The content length; within it, `None` if there are several or it is none.
+    length: Option<Option<u64>>,
+    /// The connection is to close.
+    closes: bool,
+    /// The connection is to stay.
+    stays: bool,
+}
+
+impl Read {
+    fn note(&mut self, name: &str, value: &[u8]) {
+        if name.eq_ignore_ascii_case("content-length") {
+            let length = length(value);
+            self.length = Some(length.filter(|_| self.length.is_none_or(|before| before == length)));
+        } else if name.eq_ignore_ascii_case("transfer-encoding") {
+            self.chunked = Some(self.chunked.is_none() && value.eq_ignore_ascii_case(b"chunked"));
+        } else if name.eq_ignore_ascii_case("connection") {
+            let is = |option: &[u8]| {
+                value.split(|byte| *byte == b',').any(|one| one.trim_ascii().eq_ignore_ascii_case(option))
+            };
+            self.closes |= is(b"close");
+            self.stays |= is(b"keep-alive");
         }
-        let sound = !headers.contains_key(header::CONTENT_LENGTH);
-        return Ok((Framing::Chunked(Chunked::default()), sound));
     }
-    let mut lengths = headers.get_all(header::CONTENT_LENGTH).iter().map(length);
-    let Some(first) = lengths.next() else { return Ok((Framing::ToEnd, true)) };
-    let same = lengths.all(|other| other == first);
-    let length = first.filter(|_| same).ok_or(WireError::Head("an invalid content length"))?;
-    Ok((Framing::Length(length), true))
+
+    /// Returns how the body ends. Contradictory framing headers are an error.
+    fn framing(&self, status: StatusCode) -> Result<(Framing, bool), WireError> {
+        if matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED) {
+            return Ok((Framing::Length(0), true));
+        }
+        match (self.chunked, self.length) {
+            (Some(false), _) => Err(WireError::Head("an unknown transfer coding")),
+            (Some(true), length) => Ok((Framing::Chunked(Chunked::default()), length.is_none())),
+            (None, Some(Some(length))) => Ok((Framing::Length(length), true)),
+            (None, Some(None)) => Err(WireError::Head("an invalid content length")),
+            (None, None) => Ok((Framing::ToEnd, true)),
+        }
+    }
 }
 
-fn length(value: &HeaderValue) -> Option<u64> {
-    let digits = value.to_str().ok().filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()))?;
-    digits.parse().ok()
-}
-
-fn keeps(is_http_1_1: bool, headers: &HeaderMap) -> bool {
-    let values = headers.get_all(header::CONNECTION).iter().filter_map(|value| value.to_str().ok());
-    let mut options = values.flat_map(|value| value.split(',')).map(str::trim);
-    if is_http_1_1 {
-        !options.any(|option| option.eq_ignore_ascii_case("close"))
-    } else {
-        options.any(|option| option.eq_ignore_ascii_case("keep-alive"))
-    }
+fn length(value: &[u8]) -> Option<u64> {
+    let digits = std::str::from_utf8(value).ok()?;
+    digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse().ok()).flatten()
 }
 
 impl Framing {
@@ -281,6 +293,8 @@ mod tests {
     #[test]
     fn what_is_no_head_is_refused() {
         for text in [
+            "HTTP/1.1 200 OK\r\ncontent-length: x\r\ncontent-length: 6\r\n\r\n",
+            "HTTP/1.1 200 OK\r\ncontent-length: 6\r\ncontent-length: 5\r\ncontent-length: 5\r\n\r\n",
             "hello\r\n\r\n",
             "HTTP/1.1 2 OK\r\n\r\n",
             "HTTP/1.1 101 Switching Protocols\r\n\r\n",
