@@ -199,8 +199,7 @@ impl Hints {
         let (cache_salt, probe) = (salt(body)?, read(body, "_HEALTH_CHECK")?.unwrap_or(false));
         // Almost every request.
         if body.get("nvext").is_none() && !headers::are_in(headers) {
-            let warning = nvext::warning(headers, body, &[], false);
-            return Ok(Self { cache_salt, probe, warning, ..Self::default() });
+            return Ok(Self { cache_salt, probe, ..Self::default() });
         }
         Self::given(headers, body).map(|given| Self { cache_salt, probe, ..given })
     }

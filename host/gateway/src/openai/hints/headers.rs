@@ -37,9 +37,12 @@ pub(super) static STRICT_PRIORITY: [HeaderName; 1] = [named("x-dynamo-request-st
 pub(super) static TTFT_TARGET: [HeaderName; 1] = [named("x-slo-ttft-ms")];
 pub(super) static ITL_TARGET: [HeaderName; 1] = [named("x-slo-tpot-ms")];
 
+/// A header of vLLM, which reaches no engine: its sender gets a warning.
+pub(super) static VLLM_PRIORITY: [HeaderName; 1] = [named("x-vllm-priority")];
+
 /// Returns whether a request has one of these headers. Few have.
 pub(super) fn are_in(headers: &HeaderMap) -> bool {
-    let all: [&[HeaderName]; 16] = [
+    let all: [&[HeaderName]; 17] = [
         &INSTANCE,
         &PREFILL_INSTANCE,
         &RANK,
@@ -56,6 +59,7 @@ pub(super) fn are_in(headers: &HeaderMap) -> bool {
         &STRICT_PRIORITY,
         &TTFT_TARGET,
         &ITL_TARGET,
+        &VLLM_PRIORITY,
     ];
     let is_one = |name: &HeaderName| all.iter().any(|names| names.contains(name));
     let may_be = |name: &str| name.starts_with("x-") || name.starts_with("session-");

@@ -2,11 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use http::{HeaderMap, HeaderName, HeaderValue};
+use http::{HeaderMap, HeaderValue};
 use json_splice::JsonBody;
 use serde::Deserialize;
 
-use super::{QUERY_ONLY, headers::PRIORITY};
+use super::{
+    QUERY_ONLY,
+    headers::{PRIORITY, VLLM_PRIORITY},
+};
 use crate::openai::{request_error::RequestError, short_text::shortened};
 
 /// Keys of `nvext` that are read.
@@ -145,8 +148,6 @@ pub(super) fn check_objects(body: &JsonBody) -> Result<(), RequestError> {
     objects.into_iter().try_for_each(|name| check(&ext, name, &format!("nvext.{name}")))
 }
 
-/// A header of vLLM, which reaches no engine.
-const VLLM_PRIORITY: HeaderName = HeaderName::from_static("x-vllm-priority");
 const OF_HEADER: &str = "x-vllm-priority is ignored: send `priority` in the body";
 const OF_RANK: &str =
     "a rank without a worker is ignored: send x-worker-instance-id or x-prefill-instance-id with it";
@@ -162,7 +163,8 @@ pub(super) fn warning(
     let mut parts = of_nvext(body, annotations).unwrap_or_default();
     parts.extend(lone_rank.then(|| OF_RANK.to_owned()));
     parts.extend(of_priority(headers, body));
-    parts.extend(headers.contains_key(VLLM_PRIORITY).then(|| OF_HEADER.to_owned()));
+    let [of_vllm] = &VLLM_PRIORITY;
+    parts.extend(headers.contains_key(of_vllm).then(|| OF_HEADER.to_owned()));
     if parts.is_empty() { None } else { HeaderValue::try_from(parts.join("; ")).ok() }
 }
 
