@@ -328,13 +328,19 @@ impl RequestToken {
     /// Returns a new random token.
     #[must_use]
     pub(crate) fn fresh() -> Self {
-        Self(rand::rng().random())
+        // An array of bytes would take a word of randomness for each.
+        Self(rand::random::<u128>().to_be_bytes())
+    }
+
+    /// Returns the digits by which engines know it.
+    pub(crate) fn digits(self) -> Hex<32> {
+        Hex::of_u128(u128::from_be_bytes(self.0))
     }
 }
 
 impl fmt::Display for RequestToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(Hex::of_u128(u128::from_be_bytes(self.0)).as_str())
+        f.write_str(self.digits().as_str())
     }
 }
 
@@ -345,8 +351,8 @@ impl fmt::Debug for RequestToken {
 }
 
 /// The header that carries the id engines see.
-fn token_header(id: String) -> (HeaderName, HeaderValue) {
-    (REQUEST_ID, HeaderValue::try_from(id).unwrap_or(HeaderValue::from_static("")))
+fn token_header(id: impl AsRef<[u8]>) -> (HeaderName, HeaderValue) {
+    (REQUEST_ID, HeaderValue::from_bytes(id.as_ref()).unwrap_or(HeaderValue::from_static("")))
 }
 
 #[cfg(test)]

@@ -123,7 +123,7 @@ impl Connector for Sglang {
         if context.endpoint != Some(Endpoint::Messages) {
             return LegHeaders::new();
         }
-        let (_, id) = token_header(context.token.to_string());
+        let (_, id) = token_header(context.token.digits().as_bytes());
         let id = (HeaderName::from_static("x-override-rid"), id);
         std::iter::once(id).chain(rank_header(target)).collect()
     }

@@ -120,7 +120,7 @@ impl Connector for Trtllm {
     }
 
     fn headers(&self, context: &LegContext<'_>, _: Target<'_>) -> LegHeaders {
-        vec![token_header(context.token.to_string())]
+        vec![token_header(context.token.digits().as_bytes())]
     }
 
     fn read_prefill(&self, body: &[u8]) -> PrefillAnswer {

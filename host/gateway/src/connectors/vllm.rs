@@ -228,7 +228,7 @@ pub(super) fn is_bootstrap(parameters: &JsonBody) -> bool {
 pub(super) fn headers(context: &LegContext<'_>, target: Target<'_>) -> LegHeaders {
     // With room for the rank, a key and a trace.
     let mut headers = LegHeaders::with_capacity(5);
-    headers.push(token_header(context.token.to_string()));
+    headers.push(token_header(context.token.digits().as_bytes()));
     headers.extend(rank_header(target));
     headers
 }

@@ -71,8 +71,7 @@ impl TraceContext {
         span: Span,
         links: Links,
     ) -> impl Iterator<Item = (HeaderName, HeaderValue)> + use<> {
-        let (id, own, flags) = (Hex::of_u128(self.id), Hex::of_u64(span.0), Hex::of_u8(self.flags));
-        let parent = ["00-", id.as_str(), "-", own.as_str(), "-", flags.as_str()].concat();
+        let parent = self.parent_of_leg(span);
         let link = match (links.prefill, links.failed) {
             (Some(prefill), Some(failed)) => format!("{KEY}=prefill:{prefill};after:{failed}"),
             (Some(prefill), None) => [KEY, "=prefill:", Hex::of_u64(prefill.0).as_str()].concat(),
@@ -84,9 +83,20 @@ impl TraceContext {
             (false, true) => link,
             (false, false) => format!("{link},{}", self.state),
         };
+        let state = (!state.is_empty()).then(|| HeaderValue::try_from(state).ok()).flatten();
         let headers = [(TRACEPARENT, parent), (TRACESTATE, state)];
-        let valid = headers.into_iter().filter(|(_, value)| !value.is_empty());
-        valid.filter_map(|(name, value)| Some((name, HeaderValue::try_from(value).ok()?)))
+        headers.into_iter().filter_map(|(name, value)| Some((name, value?)))
+    }
+
+    /// Returns the `traceparent` of a leg.
+    fn parent_of_leg(&self, span: Span) -> Option<HeaderValue> {
+        let mut parent = *b"00-________________________________-________________-00";
+        let (id, own) = (Hex::of_u128(self.id), Hex::of_u64(span.0));
+        for (place, digits) in [(3..35, &id.as_bytes()[..]), (36..52, own.as_bytes())] {
+            parent.get_mut(place)?.copy_from_slice(digits);
+        }
+        *parent.last_mut()? = if self.is_sampled() { b'1' } else { b'0' };
+        HeaderValue::from_bytes(&parent).ok()
     }
 
     /// Returns the id of the trace, as it is written.
