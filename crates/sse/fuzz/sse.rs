@@ -94,5 +94,5 @@ fn known_event(chunk: &Chunk) {
         cached_tokens,
     });
     assert_eq!(seen.usage, usage);
-    assert_eq!(seen.handoff, chunk.kv_transfer.is_some());
+    assert_eq!(seen.may_have_private_fields, chunk.kv_transfer.is_some());
 }

@@ -59,9 +59,10 @@ pub struct Seen {
     pub usage: Option<Usage>,
     /// Range of the number of `cached_tokens` in the event.
     pub cached_at: Option<Range<usize>>,
-    /// Whether the event has, at any depth, a field with which engines hand over: `kv_transfer_params`,
-    /// `ec_transfer_params` or `disaggregated_params`, and not with null.
-    pub handoff: bool,
+    /// Whether the event has, at any depth and not with null, a field that clients may not get: one with
+    /// which engines hand over (`kv_transfer_params`, `ec_transfer_params`, `disaggregated_params`), or the
+    /// ids of the prompt. Callers also set it for an answer that was not searched.
+    pub may_have_private_fields: bool,
 }
 
 /// Returns whether a slice looks like an event: each line is a known field, a comment or blank, and data ends

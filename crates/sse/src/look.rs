@@ -191,7 +191,7 @@ enum Key {
     Object,
     Error,
     Usage,
-    /// A field with which engines hand over.
+    /// A field with which engines hand over, or with the ids of the prompt.
     Handoff,
     PromptTokens,
     CompletionTokens,
@@ -209,7 +209,8 @@ impl Key {
             [.., b'n', b'g'] => &[(b"reasoning", Self::Text)],
             [.., b't', b's'] => &[(b"arguments", Self::Text)],
             [.., b'l', b's'] => &[(b"tool_calls", Self::ToolCalls)],
-            [.., b'd', b's'] => &[(b"token_ids", Self::TokenIds)],
+            [.., b'd', b's'] => &[(b"token_ids", Self::TokenIds), (b"prompt_token_ids", Self::Handoff)],
+            [.., b'6', b'4'] => &[(b"prompt_token_ids_b64", Self::Handoff)],
             [.., b'e', b's'] => &[(b"choices", Self::Choices)],
             [.., b'c', b't'] => &[(b"object", Self::Object)],
             [.., b'o', b'r'] => &[(b"error", Self::Error)],
@@ -296,8 +297,13 @@ fn keys(bytes: &[u8]) -> impl Iterator<Item = (Key, usize)> {
 
 /// The place of the value behind a colon.
 fn value_behind(bytes: &[u8], colon: usize) -> usize {
-    let rest = bytes.get(colon + 1..).unwrap_or_default();
-    colon + 1 + rest.iter().take_while(|byte| byte.is_ascii_whitespace()).count()
+    colon + 1 + blanks(bytes, colon + 1)
+}
+
+/// The number of blanks at `at`.
+fn blanks(bytes: &[u8], at: usize) -> usize {
+    let rest = bytes.get(at..).unwrap_or_default();
+    rest.iter().take_while(|byte| byte.is_ascii_whitespace()).count()
 }
 
 /// Passes over the list or object that a text like JSON begins with, string by string, and returns where it
@@ -321,8 +327,9 @@ fn pass(text: &[u8], mut note: impl FnMut(Range<usize>, usize, usize)) -> Option
                 let from = at;
                 let quote = string_end(text, from)?;
                 at = quote + 1;
-                if text.get(at) == Some(&b':') {
-                    at = value_behind(text, at);
+                let colon = at + blanks(text, at);
+                if text.get(colon) == Some(&b':') {
+                    at = value_behind(text, colon);
                     note(from..quote, at, open.len());
                 }
             }

@@ -63,12 +63,12 @@ fn reference(event: &[u8]) -> Seen {
         }),
         failed_end: None,
         cached_at: None,
-        handoff: false,
+        may_have_private_fields: false,
     }
 }
 
 fn plain(mut seen: Seen) -> Seen {
-    (seen.cached_at, seen.handoff) = (None, false);
+    (seen.cached_at, seen.may_have_private_fields) = (None, false);
     seen
 }
 
@@ -105,17 +105,26 @@ fn places_of_the_edits_are_exact() {
 
 #[test]
 fn a_field_of_the_handoff_is_seen_wherever_it_stands() {
-    for field in ["kv_transfer_params", "ec_transfer_params", "disaggregated_params"] {
+    let fields = ["kv_transfer_params", "ec_transfer_params", "disaggregated_params"];
+    for field in fields.into_iter().chain(["prompt_token_ids", "prompt_token_ids_b64"]) {
         for value in ["{\"a\":\"}\"}", "[]", "1", "\"\""] {
             let event = format!("data: {{\"{field}\":null,\"choices\":[{{\"{field}\": {value}}}]}}\n\n");
-            assert!(look(event.as_bytes()).handoff && has_handoff(event.as_bytes()), "{event}");
+            assert!(
+                look(event.as_bytes()).may_have_private_fields && has_handoff(event.as_bytes()),
+                "{event}"
+            );
+            let body = format!("{{\"a\":[{{\"{field}\" \n: {value}}}]}}");
+            assert!(look(body.as_bytes()).may_have_private_fields, "{body}");
         }
         for event in [
             format!("data: {{\"{field}\":null}}\n\n"),
             format!("data: {{\"a\":\"\\\"{field}\\\":{{}}\"}}\n\n"),
             format!("data: {{\"{field}_of\":1}}\n\n"),
         ] {
-            assert!(!look(event.as_bytes()).handoff && !has_handoff(event.as_bytes()), "{event}");
+            assert!(
+                !look(event.as_bytes()).may_have_private_fields && !has_handoff(event.as_bytes()),
+                "{event}"
+            );
         }
     }
 }

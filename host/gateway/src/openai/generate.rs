@@ -100,8 +100,8 @@ pub(super) fn event(event: &[u8]) -> Seen {
     });
     let token = tokens.is_some_and(|tokens| tokens > 0);
     let error = finish && failed(sse::object(event));
-    let handoff = finish && sse::has_handoff(event);
-    Seen { token, tokens: token.into(), finish, error, usage, handoff, ..Seen::default() }
+    let may_have_private_fields = finish && sse::has_handoff(event);
+    Seen { token, tokens: token.into(), finish, error, usage, may_have_private_fields, ..Seen::default() }
 }
 
 /// Looks at a whole answer to a request for `n` outputs of each prompt.

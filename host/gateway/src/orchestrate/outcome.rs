@@ -167,7 +167,8 @@ impl Drive {
         let edited = relay::edit(&body, &seen, cached, format).map_or(body, Bytes::from);
         let hidden = self.hide_ids(&edited);
         let edited = hidden.map_or(edited, Bytes::from);
-        let shown = self.without_private_fields(self.answering(), &edited).map_or(edited, Bytes::from);
+        let private = || self.without_private_fields(self.answering(), &edited);
+        let shown = if seen.may_have_private_fields { private() } else { None }.map_or(edited, Bytes::from);
         let json = HeaderValue::from_static("application/json");
         let content_type = head.headers.remove(header::CONTENT_TYPE).unwrap_or(json);
         // Other headers concern only the gateway and the engine.

@@ -31,12 +31,17 @@ pub(super) fn is_binary(request: &Request, answer: &Response<Bytes>) -> bool {
 
 impl Drive {
     /// Examines a whole answer, and returns whether it has the list of its results and is not cut, as far as
-    /// that can be seen without a parser.
+    /// that can be seen without a parser. One that is not searched for private fields counts as having
+    /// them.
     pub(crate) fn look_at_whole(&self, body: &[u8]) -> (Seen, bool) {
         match self.request.endpoint {
-            Endpoint::Generate => (generate::whole(self.request.n, body), false),
+            Endpoint::Generate => {
+                (Seen { may_have_private_fields: true, ..generate::whole(self.request.n, body) }, false)
+            }
             // Audio has nothing to be read.
-            Endpoint::Speech if !body.starts_with(b"{") => (Seen::default(), false),
+            Endpoint::Speech if !body.starts_with(b"{") => {
+                (Seen { may_have_private_fields: true, ..Seen::default() }, false)
+            }
             endpoint => {
                 let (seen, is_whole) = sse::look_at_body(body, list_of(endpoint).unwrap_or_default());
                 (seen::of_whole_answer(self.request.is_chat(), body, seen), is_whole)

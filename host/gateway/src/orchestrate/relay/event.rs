@@ -59,7 +59,7 @@ impl Relay {
             let event = edited.as_deref().unwrap_or(event);
             self.drive.without_private_fields(self.drive.answering(), event)
         };
-        let hidden = if seen.handoff { private() } else { None };
+        let hidden = if seen.may_have_private_fields { private() } else { None };
         hidden.or(edited)
     }
 
