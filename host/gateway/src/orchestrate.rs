@@ -112,6 +112,8 @@ pub(crate) struct Drive {
     routing_request: RoutingRequest,
     snapshot: Arc<Snapshot>,
     queue: VecDeque<Action>,
+    /// The head of a stream came with a part of the answer: whether that comes with the first output.
+    began_with_head: Option<bool>,
     /// The place that is kept for decode while prefill runs.
     place: Option<ReservedPlace>,
     /// The span of the leg that failed last.
@@ -214,6 +216,7 @@ impl Drive {
             routing_request,
             snapshot,
             queue: actions.into_iter().collect(),
+            began_with_head: None,
             place: None,
             failed_span: None,
             failed_prefill: None,

@@ -38,11 +38,13 @@ impl Drive {
             Ok(seen) => seen,
             Err(error) => return Head::Over(self.answer_failed(error)),
         };
-        let waits = whole.zip(seen).is_some_and(|(event, seen)| may_wait(&self.request, event, &seen, true));
+        let waits =
+            whole.zip(seen.as_ref()).is_some_and(|(event, seen)| may_wait(&self.request, event, seen, true));
         // What comes with an event that is held back decides.
-        let beginning = waits.then(|| Beginning::of(&self.request, sse::whole_events(begin)));
+        let beginning = seen.map(|seen| Beginning::of(&self.request, sse::whole_events(begin), Some(seen)));
         let has_output = beginning.as_ref().is_some_and(|beginning| beginning.has_output);
-        let has_nothing = beginning.as_ref().map_or(!has_event, |beginning| !beginning.has_answer);
+        let has_answer = beginning.as_ref().is_some_and(|beginning| beginning.has_answer);
+        let has_nothing = !has_event || waits && !has_answer;
         let mut failure = beginning.and_then(|beginning| beginning.outcome.err());
         // Comments before it do not count.
         if failure.is_none() && has_nothing {
@@ -56,6 +58,8 @@ impl Drive {
         // Other workers, which failed before, do not matter any more.
         let run = &mut self.runs.answering;
         (run.failure, run.refusals) = (None, Refusals::default());
+        // So that the relay does not judge the first events a second time.
+        self.began_with_head = has_answer.then_some(has_output);
         Head::Stream(head)
     }
 
@@ -79,7 +83,7 @@ impl Drive {
         }
         let shown: String = String::from_utf8_lossy(content_type(&head)).chars().take(60).collect();
         let pause = self.state.settings.leg_timeouts.pause();
-        let mut held = self.state.body_bytes.share();
+        let mut held = self.body_share();
         let read = drain_end.or_at(self.deadline, read_json(head, pause, &mut held)).await;
         let is_taken = !self.legs.awaits_rest() && !self.wants_ids();
         Head::Over(match read.unwrap_or_else(|| Err(no_events())) {
@@ -119,12 +123,14 @@ pub(super) struct Beginning {
 }
 
 impl Beginning {
-    /// Looks at complete events, up to the first one that has a part of the answer.
-    pub(super) fn of(request: &Request, events: &[u8]) -> Self {
+    /// Looks at complete events, up to the first one that has a part of the answer. `first`: what is known of
+    /// the first one.
+    pub(super) fn of(request: &Request, events: &[u8], mut first: Option<Seen>) -> Self {
         let mut beginning = Self { has_events: false, has_answer: false, has_output: false, outcome: Ok(()) };
         let mut earlier: Option<Seen> = None;
         for event in first_events(events) {
-            let seen = match look_at_whole(request.endpoint, event) {
+            let known = first.take().map(Ok);
+            let seen = match known.unwrap_or_else(|| look_at_whole(request.endpoint, event)) {
                 Ok(seen) => seen,
                 // A prompt may be all that was to be computed: its usage says so.
                 Err(_)

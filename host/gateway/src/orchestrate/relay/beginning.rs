@@ -20,18 +20,22 @@ impl Relay {
         if self.begun {
             return Ok(true);
         }
-        let beginning = Beginning::of(&self.drive.request, events);
-        self.has_output |= beginning.has_output;
-        beginning.outcome?;
-        if !beginning.has_events {
-            return Ok(true);
-        }
-        if !beginning.has_answer && events.len() <= MAX_CHUNK {
-            if self.waiting == 0 {
-                self.commented_at = self.read_at;
+        if let Some(has_output) = self.drive.began_with_head.take() {
+            self.has_output |= has_output;
+        } else {
+            let beginning = Beginning::of(&self.drive.request, events, None);
+            self.has_output |= beginning.has_output;
+            beginning.outcome?;
+            if !beginning.has_events {
+                return Ok(true);
             }
-            self.waiting = events.len();
-            return Ok(false);
+            if !beginning.has_answer && events.len() <= MAX_CHUNK {
+                if self.waiting == 0 {
+                    self.commented_at = self.read_at;
+                }
+                self.waiting = events.len();
+                return Ok(false);
+            }
         }
         (self.begun, self.waiting) = (true, 0);
         self.set_timer();
