@@ -1,9 +1,12 @@
 //! One chunk of a streamed chat or completion, read strictly: only what is known to be plain text counts as
 //! such.
 
-use std::{borrow::Cow, collections::BTreeMap, ops::Range};
+use std::{fmt, ops::Range};
 
-use serde::Deserialize;
+use serde::{
+    Deserialize, Deserializer,
+    de::{MapAccess, Visitor},
+};
 use serde_json::value::RawValue;
 
 /// Why a stream is not continued; a stable label.
@@ -67,7 +70,7 @@ struct Fields<'a> {
 struct Choice<'a> {
     index: u32,
     #[serde(borrow, default)]
-    delta: Option<BTreeMap<Cow<'a, str>, &'a RawValue>>,
+    delta: Option<Delta<'a>>,
     #[serde(borrow, default)]
     text: Option<&'a RawValue>,
     #[serde(borrow, default)]
@@ -76,6 +79,50 @@ struct Choice<'a> {
     finish_reason: Option<&'a RawValue>,
     #[serde(default)]
     token_ids: Option<Vec<u32>>,
+}
+
+/// What a chunk adds to a message.
+#[derive(Default)]
+struct Delta<'a> {
+    content: Option<&'a RawValue>,
+    role: Option<&'a RawValue>,
+    /// Whether it has something else: thoughts, calls of tools, refusals, sound.
+    has_other: bool,
+}
+
+#[derive(Deserialize)]
+#[serde(field_identifier, rename_all = "lowercase")]
+enum DeltaKey {
+    Content,
+    Role,
+    #[serde(other)]
+    Other,
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for Delta<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct OfObject;
+        impl<'de> Visitor<'de> for OfObject {
+            type Value = Delta<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+                let mut delta = Delta::default();
+                while let Some((key, value)) = map.next_entry::<DeltaKey, &'de RawValue>()? {
+                    match key {
+                        DeltaKey::Content => delta.content = Some(value),
+                        DeltaKey::Role => delta.role = Some(value),
+                        DeltaKey::Other => delta.has_other |= !is_nothing(value),
+                    }
+                }
+                Ok(delta)
+            }
+        }
+        deserializer.deserialize_map(OfObject)
+    }
 }
 
 impl<'a> Chunk<'a> {
@@ -105,16 +152,15 @@ impl<'a> Chunk<'a> {
         if choice.logprobs.is_some_and(|logprobs| !is_nothing(logprobs)) {
             return Err("logprobs");
         }
-        let (mut text, mut role) = (choice.text.filter(|_| !is_chat), None);
-        for (key, value) in choice.delta.iter().flatten() {
-            match &**key {
-                "content" if is_chat => text = Some(*value),
-                "role" if is_chat => role = Some(*value).filter(|role| !is_nothing(role)),
-                // Thoughts, calls of tools, refusals, sound.
-                _ if !is_nothing(value) => return Err("other_content"),
-                _ => {}
-            }
+        let no_delta = Delta::default();
+        let Delta { content, role, has_other } = choice.delta.as_ref().unwrap_or(&no_delta);
+        let role = role.filter(|role| !is_nothing(role));
+        // A completion has no delta.
+        let is_other = !is_chat && (role.is_some() || content.is_some_and(|content| !is_nothing(content)));
+        if *has_other || is_other {
+            return Err("other_content");
         }
+        let text = if is_chat { *content } else { choice.text };
         let text = match text.filter(|text| text.get() != "null") {
             Some(text) => Some(between_quotes(text.get()).ok_or("other_content")?),
             None => None,
