@@ -220,7 +220,7 @@ pub(super) fn hand_over<'a>(edit: Edit<'a>, parameters: &'a str, context: &LegCo
 const BOOTSTRAP: [&str; 3] = ["bootstrap_host", "bootstrap_port", "bootstrap_room"];
 
 /// Returns whether a handoff result is a bootstrap.
-pub(super) fn is_bootstrap(parameters: &JsonBody) -> bool {
+fn is_bootstrap(parameters: &JsonBody) -> bool {
     parameters.get("bootstrap_room").is_some_and(|room| room != "null")
 }
 

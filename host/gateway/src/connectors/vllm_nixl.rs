@@ -2,7 +2,6 @@
 //! the client's own body. Both legs carry the same `X-Request-Id`.
 
 use bytes::Bytes;
-use json_splice::JsonBody;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
@@ -12,7 +11,10 @@ use super::{
     Connector, LegContext, Pools, PrefillAnswer, PromptUsage, Target, given_up, python_json, unread, usage,
     vllm,
 };
-use crate::{openai::request::Request, upstream::LegHeaders};
+use crate::{
+    openai::{request::Request, seen},
+    upstream::LegHeaders,
+};
 
 #[derive(Debug)]
 pub(super) struct VllmNixl;
@@ -20,16 +22,32 @@ pub(super) struct VllmNixl;
 /// Handoff parameters of the prefill request. Streamed it would answer no parameters and still pin its
 /// blocks.
 const ASK: &str = r#"{"do_remote_decode":true,"do_remote_prefill":false}"#;
-/// Fields of the parameters without which a decode engine of any version recomputes silently, never answers,
-/// or dies.
-const NEEDED: [&str; 4] = ["remote_block_ids", "remote_engine_id", "remote_host", "remote_port"];
-/// A field that decode engines need from vLLM 0.13 on, whose prefill engines all send it. Older ones do not,
-/// and pair with older decode engines only.
-const REQUEST_ID: &str = "remote_request_id";
-
-/// Fields of the parameters with the number of cached tokens, in vLLM and in vLLM Ascend. The usage has it
-/// only if the engine was told to (`--enable-prompt-tokens-details`).
-const CACHED: [&str; 2] = ["remote_prefill_cached_tokens", "remote_num_cached_tokens"];
+/// The fields of the parameters that are looked at. Without the first four, a decode engine of any version
+/// recomputes silently, never answers, or dies.
+#[derive(Deserialize)]
+struct Parameters<'a> {
+    #[serde(borrow)]
+    remote_block_ids: Option<&'a RawValue>,
+    #[serde(borrow)]
+    remote_engine_id: Option<&'a RawValue>,
+    #[serde(borrow)]
+    remote_host: Option<&'a RawValue>,
+    #[serde(borrow)]
+    remote_port: Option<&'a RawValue>,
+    /// Decode engines need it from vLLM 0.13 on, whose prefill engines all send it. Older ones do not, and
+    /// pair with older decode engines only.
+    #[serde(borrow, default, deserialize_with = "seen::some")]
+    remote_request_id: Option<&'a RawValue>,
+    #[serde(borrow)]
+    bootstrap_room: Option<&'a RawValue>,
+    /// Cached tokens, in vLLM. The usage has them only if the engine was told to
+    /// (`--enable-prompt-tokens-details`).
+    #[serde(borrow)]
+    remote_prefill_cached_tokens: Option<&'a RawValue>,
+    /// The same in vLLM Ascend.
+    #[serde(borrow)]
+    remote_num_cached_tokens: Option<&'a RawValue>,
+}
 
 /// The answer of a prefill.
 #[derive(Deserialize)]
@@ -55,6 +73,31 @@ pub(super) struct Answer<'a> {
 #[derive(Deserialize)]
 struct Choice {
     finish_reason: Option<String>,
+}
+
+impl<'a> Parameters<'a> {
+    /// Reads an object.
+    fn read(json: &'a str) -> Option<Self> {
+        serde_json::from_str(json).ok().filter(|_| json.starts_with('{'))
+    }
+
+    /// The field that is missing for a handoff.
+    fn missing(&self) -> Option<&'static str> {
+        let fields = [
+            ("remote_block_ids", self.remote_block_ids),
+            ("remote_engine_id", self.remote_engine_id),
+            ("remote_host", self.remote_host),
+            ("remote_port", self.remote_port),
+        ];
+        let missing = fields.into_iter().find(|(_, value)| value.is_none()).map(|(name, _)| name);
+        let lacks_id = self.remote_request_id.is_some_and(|id| id.get() == "null");
+        missing.or(lacks_id.then_some("remote_request_id"))
+    }
+
+    fn cached_tokens(&self) -> Option<u32> {
+        let fields = [self.remote_prefill_cached_tokens, self.remote_num_cached_tokens];
+        fields.into_iter().flatten().find_map(|field| field.get().parse().ok())
+    }
 }
 
 impl Answer<'_> {
@@ -156,20 +199,17 @@ impl Connector for VllmNixl {
                 Some(end) => given_up(end).unwrap_or(PrefillAnswer::WasAll),
             };
         };
-        let Ok(fields) = JsonBody::parse(Bytes::copy_from_slice(parameters.get().as_bytes())) else {
+        let Some(fields) = Parameters::read(parameters.get()) else {
             return PrefillAnswer::MissingParameters;
         };
-        let is_missing =
-            |field: &&&str| fields.get(field).map_or(**field != REQUEST_ID, |value| value == "null");
-        let missing = NEEDED.iter().chain([&REQUEST_ID]).find(is_missing);
-        let is_bootstrap = vllm::is_bootstrap(&fields);
+        let is_bootstrap = fields.bootstrap_room.is_some();
         // Before 0.10.1 only whole blocks are handed over, and a short prompt has none. A decode engine fails
         // on an empty list.
-        let ids = fields.get(NEEDED[0]).and_then(|ids| ids.strip_prefix('['));
+        let ids = fields.remote_block_ids.and_then(|ids| ids.get().strip_prefix('['));
         let reported = usage::of_prompt(answer.usage);
-        let in_parameters = || CACHED.iter().find_map(|field| fields.get(field)?.parse().ok());
-        let prompt = PromptUsage { cached_tokens: reported.cached_tokens.or_else(in_parameters), ..reported };
-        match missing.filter(|_| !is_bootstrap) {
+        let cached_tokens = reported.cached_tokens.or_else(|| fields.cached_tokens());
+        let prompt = PromptUsage { cached_tokens, ..reported };
+        match fields.missing().filter(|_| !is_bootstrap) {
             Some(field) => PrefillAnswer::Incomplete(field),
             None if !is_bootstrap && ids.is_some_and(|ids| ids.trim_start() == "]") => PrefillAnswer::Nothing,
             None => PrefillAnswer::Handoff { parameters: parameters.get().to_owned(), prompt },

@@ -52,7 +52,8 @@ struct Delta<'a> {
     stop_reason: Option<&'a RawValue>,
 }
 
-fn some<'de, D: serde::Deserializer<'de>>(value: D) -> Result<Option<&'de RawValue>, D::Error> {
+/// Reads a field that is there; `null` has a text, too.
+pub(crate) fn some<'de, D: serde::Deserializer<'de>>(value: D) -> Result<Option<&'de RawValue>, D::Error> {
     Deserialize::deserialize(value).map(Some)
 }
 
