@@ -169,7 +169,7 @@ impl FirstValues {
             }
             Key::Error => self.error = self.error.or(Some(at)),
             Key::Usage => self.usage = self.usage.or(Some(at)),
-            Key::Handoff => seen.handoff |= !is_null(event, at),
+            Key::Handoff => seen.may_have_private_fields |= !is_null(event, at),
             // Only counts after the key `usage` belong to the usage object.
             _ if self.usage.is_none() => {}
             Key::PromptTokens => self.prompt = self.prompt.or(Some(at)),
@@ -227,7 +227,11 @@ impl Key {
             ],
             _ => return None,
         };
-        let opened = |key: &[u8]| name.strip_suffix(key)?.strip_suffix(b"\"");
+        // The quote before it rules out most other keys with these letters.
+        let opened = |key: &[u8]| {
+            let (before, end) = name.split_at_checked(name.len().checked_sub(key.len())?)?;
+            before.strip_suffix(b"\"").filter(|_| end == key)
+        };
         // A quoted name within a string has escaped quotes, so it is not a key.
         let is_key = |key: &[u8]| opened(key).is_some_and(|before| !before.ends_with(b"\\"));
         known.iter().find(|(key, _)| is_key(key)).map(|(_, known)| *known)

@@ -34,7 +34,7 @@ impl Destination {
         let url = self.url.as_str();
         let secure = url.strip_prefix("https://");
         let rest = secure.or_else(|| url.strip_prefix("http://")).unwrap_or(url);
-        let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+        let (authority, path) = rest.split_at(memchr::memchr(b'/', rest.as_bytes()).unwrap_or(rest.len()));
         let has_tls = secure.is_some();
         let origin = if has_tls { url.strip_suffix(path).unwrap_or(url) } else { authority };
         Parts { has_tls, origin, authority, path }
