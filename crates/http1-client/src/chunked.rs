@@ -61,6 +61,13 @@ impl Chunked {
                 self.at = if line_end.is_some() { At::Start } else { At::DataEnd };
                 rest = line_end.unwrap_or(rest);
             }
+            if matches!(self.at, At::Start | At::Size) {
+                rest = self.digits(rest).ok_or(WireError::Chunk)?;
+                if let Some(data) = rest.strip_prefix(b"\r\n").filter(|_| self.left > 0) {
+                    (self.at, rest) = (At::Data, data);
+                    continue;
+                }
+            }
             let Some((byte, after)) = rest.split_first() else { break };
             rest = after;
             self.at = self.step(*byte).ok_or(WireError::Chunk)?;
@@ -74,20 +81,25 @@ impl Chunked {
         self.at == At::Done
     }
 
+    /// Reads the digits of a size that `bytes` begin with, and returns what is behind them; `None` when the
+    /// size is too large.
+    fn digits<'a>(&mut self, bytes: &'a [u8]) -> Option<&'a [u8]> {
+        let mut rest = bytes;
+        while let Some((byte, after)) = rest.split_first()
+            && let Some(digit) = char::from(*byte).to_digit(16)
+        {
+            let is_full = self.left >> (u64::BITS - 4) != 0;
+            (self.at, self.left) = (At::Size, (!is_full).then_some(self.left << 4 | u64::from(digit))?);
+            rest = after;
+        }
+        Some(rest)
+    }
+
     /// Returns the state after a byte; `None` when the byte is not allowed here.
     fn step(&mut self, byte: u8) -> Option<At> {
-        let hex = || char::from(byte).to_digit(16);
         match (self.at, byte) {
-            (At::Start, _) => {
-                self.left = u64::from(hex()?);
-                Some(At::Size)
-            }
             (At::Size | At::Extension, b'\r') => Some(At::SizeEnd),
             (At::Size, b';' | b' ' | b'\t') => Some(At::Extension),
-            (At::Size, _) => {
-                self.left = self.left.checked_mul(16)?.checked_add(u64::from(hex()?))?;
-                Some(At::Size)
-            }
             (At::SizeEnd, b'\n') if self.left == 0 => Some(At::Trailers),
             (At::SizeEnd, b'\n') => Some(At::Data),
             (At::DataEnd, b'\r') => Some(At::Next),
