@@ -89,8 +89,8 @@ pub(crate) fn event(format: Format, event: &[u8]) -> Seen {
         Format::Responses | Format::Anthropic => {
             let seen = named(event);
             // Engines write these fields into the event of a whole message or response.
-            let handoff = !seen.token && sse::has_handoff(event);
-            return Seen { handoff, ..seen };
+            let may_have_private_fields = !seen.token && sse::has_handoff(event);
+            return Seen { may_have_private_fields, ..seen };
         }
     };
     // Almost every event begins with its data.
@@ -133,9 +133,8 @@ pub(crate) fn of_whole_answer(is_chat: bool, body: &[u8], seen: Seen) -> Seen {
 /// escapes, with which the key could be written.
 #[must_use]
 pub(crate) fn is_error(is_chat: bool, body: &[u8]) -> bool {
-    static ERROR: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("error\""));
-    let may_be = ERROR.find(body).is_some() || memchr::memmem::find(body, br"\u").is_some();
-    may_be && in_whole_answer(is_chat, body).error
+    static SIGNS: LazyLock<[Finder<'static>; 2]> = LazyLock::new(|| ["error\"", r"\u"].map(Finder::new));
+    SIGNS.iter().any(|sign| sign.find(body).is_some()) && in_whole_answer(is_chat, body).error
 }
 
 /// Returns the error of a response that failed: of an event's data, or of a whole answer of `/v1/responses`.
