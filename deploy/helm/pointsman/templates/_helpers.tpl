@@ -65,9 +65,58 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- .Values.endpointPicker.inferencePool.matchLabels | default (dict "pointsman.dev/engine" "vllm") | toYaml -}}
 {{- end -}}
 
-{{/* preStop, timeouts.drain and the last exports of logs and traces. */}}
+{{/* preStop, timeouts.drain_delay, timeouts.drain, and the last exports of logs and traces. */}}
 {{- define "pointsman.gracePeriod" -}}
-{{- add .Values.preStopSeconds .Values.drainSeconds 15 -}}
+{{- $timeouts := get (include "pointsman.configTable" . | fromJson) "timeouts" | default dict -}}
+{{- $prefix := printf "%stimeouts." (include "pointsman.configPrefix" .) -}}
+{{- $seconds := dict -}}
+{{- range $key, $default := dict "drain_delay" "0s" "drain" (ternary "30s" (printf "%ds" (int .Values.drainSeconds)) (not (empty .Values.configToml))) -}}
+{{- $text := get $timeouts $key | default $default -}}
+{{- $_ := set $seconds $key (include "pointsman.seconds" (dict "path" (printf "%s%s" $prefix $key) "text" $text) | int) -}}
+{{- end -}}
+{{- add .Values.preStopSeconds $seconds.drain_delay $seconds.drain 15 -}}
+{{- end -}}
+
+{{/* Seconds of a duration of the configuration. */}}
+{{- define "pointsman.seconds" -}}
+{{- $text := nospace (toString .text) -}}
+{{- range $unit, $names := dict "h" "hours?|hrs?" "m" "minutes?|mins?" "s" "seconds?|secs?" -}}
+{{- $text = regexReplaceAll $names $text $unit -}}
+{{- end -}}
+{{- if not (regexMatch "^([0-9]+(h|m|s|ms))+$" $text) -}}
+{{- fail (printf "%s is %q: write it as in 1h, 2m30s or 500ms, from which the chart computes how long a pod may take to end" .path .text) -}}
+{{- end -}}
+{{- $begin := mustToDate "2006-01-02" "2000-01-01" -}}
+{{- sub (mustDateModify $text $begin | unixEpoch | int64) (unixEpoch $begin | int64) -}}
+{{- end -}}
+
+{{/* The configuration as JSON: `config`, or what `configToml` says. */}}
+{{- define "pointsman.configTable" -}}
+{{- if .Values.configToml -}}
+{{- $table := fromToml .Values.configToml -}}
+{{- if hasKey $table "Error" -}}
+{{- fail (printf "configToml cannot be read: %s" $table.Error) -}}
+{{- end -}}
+{{- toJson $table -}}
+{{- else -}}
+{{- .Values.config | default dict | toJson -}}
+{{- end -}}
+{{- end -}}
+
+{{/* What a message writes before the path of a key of the configuration. */}}
+{{- define "pointsman.configPrefix" -}}
+{{- ternary "configToml: " "config." (not (empty .Values.configToml)) -}}
+{{- end -}}
+
+{{/* How Prometheus scrapes a gateway. */}}
+{{- define "pointsman.scrape" -}}
+port: admin
+path: /metrics
+interval: {{ .Values.monitoring.interval }}
+{{- if get (get (include "pointsman.configTable" . | fromJson) "server" | default dict) "admin_token_reads" }}
+authorization:
+  credentials: { name: {{ include "pointsman.adminSecret" . | quote }}, key: token }
+{{- end }}
 {{- end -}}
 
 {{- define "pointsman.policiesVolume" -}}

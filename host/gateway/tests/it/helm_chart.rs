@@ -21,6 +21,7 @@ use pointsman_gateway::config::Config;
 use serde::Deserialize as _;
 use serde_json::Value;
 
+mod combined;
 mod rendered;
 mod values;
 
