@@ -42,7 +42,7 @@ pub struct GatewayArgs {
     #[arg(long, value_name = "FILE", env = "POINTSMAN_ADMIN_TOKEN_FILE")]
     token_file: Option<PathBuf>,
     /// PEM file with the roots of the gateway's certificate, besides those of the system.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", env = "POINTSMAN_ADMIN_TLS_CA")]
     tls_ca: Option<PathBuf>,
     /// PEM file with the operator's certificate for the gateway.
     #[arg(long, value_name = "FILE", env = "POINTSMAN_ADMIN_TLS_CERT", requires = "tls_key")]

@@ -529,11 +529,11 @@ fn o1_a_certificate_tells_the_gateway_who_runs_a_command() {
     let missing = run(&["workers"], Some("nobody.example"));
     assert_eq!(missing.code, Some(2));
     assert!(missing.err.contains(&format!("--tls-cert {}", file("nobody.example.pem"))), "{}", missing.err);
-    let variables = ["CERT", "KEY"].map(|name| format!("POINTSMAN_ADMIN_TLS_{name}"));
+    let variables = ["CERT", "KEY", "CA"].map(|name| format!("POINTSMAN_ADMIN_TLS_{name}"));
     let (cert, key, ca) = (file("reader.example.pem"), file("reader.example.key"), file("ca.pem"));
-    let variables = [(&*variables[0], &*cert), (&*variables[1], &*key)];
-    // O1.8
-    assert_eq!(pointsman(&["health", "--gateway", &url, "--tls-ca", &ca], &variables).code, Some(0));
+    let variables = [(&*variables[0], &*cert), (&*variables[1], &*key), (&*variables[2], &*ca)];
+    // O1.7
+    assert_eq!(pointsman(&["health", "--gateway", &url], &variables).code, Some(0));
 }
 
 #[test]
