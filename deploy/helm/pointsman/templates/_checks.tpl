@@ -3,6 +3,7 @@
 {{- include "pointsman.checks.secrets" . -}}
 {{- include "pointsman.checks.policies" . -}}
 {{- include "pointsman.checks.replicas" . -}}
+{{- include "pointsman.checks.admin" . -}}
 {{- include "pointsman.checks.monitoring" . -}}
 {{- include "pointsman.checks.picker" . -}}
 {{- include "pointsman.checks.egress" . -}}
@@ -27,12 +28,8 @@
 
 {{/* The configuration is a ConfigMap, which more people may read than Secrets. */}}
 {{- define "pointsman.checks.secrets" -}}
-{{- $config := .Values.config | default dict -}}
-{{- $prefix := "config." -}}
-{{- if .Values.configToml -}}
-{{- $config = fromToml .Values.configToml -}}
-{{- $prefix = "configToml: " -}}
-{{- end -}}
+{{- $config := include "pointsman.configTable" . | fromJson -}}
+{{- $prefix := include "pointsman.configPrefix" . -}}
 {{- $server := get $config "server" | default dict -}}
 {{- if and .Values.monitoring.enabled (get $server "admin_token") -}}
 {{- fail (printf "%sserver.admin_token and monitoring.enabled give the gateway two tokens, which it refuses: put the token in the Secret of monitoring.adminTokenSecret, and remove the key" $prefix) -}}
@@ -111,6 +108,27 @@
 {{- end -}}
 {{- end -}}
 
+{{- define "pointsman.checks.admin" -}}
+{{- $server := get (include "pointsman.configTable" . | fromJson) "server" | default dict -}}
+{{- if get $server "admin_tls" -}}
+{{- $path := printf "%sserver.admin_tls" (include "pointsman.configPrefix" .) -}}
+{{- $asks_tls := false -}}
+{{- range .Values.env -}}
+{{- if and (eq .name "POINTSMAN_ADMIN_URL") (hasPrefix "https://" (get . "value" | default "https://")) -}}
+{{- $asks_tls = true -}}
+{{- end -}}
+{{- end -}}
+{{- if not $asks_tls -}}
+{{- fail (printf "%s: the probes ask http://127.0.0.1:9090, which speaks TLS then, and Kubernetes restarts every pod. Set POINTSMAN_ADMIN_URL (https://NAME:9090) and POINTSMAN_ADMIN_TLS_CA in `env`, or remove the key" $path) -}}
+{{- end -}}
+{{- with .Values.monitoring -}}
+{{- if and .enabled (or .serviceMonitor.enabled .podMonitor.enabled) -}}
+{{- fail (printf "%s: monitoring.serviceMonitor and monitoring.podMonitor scrape over HTTP. Disable both and add a monitor of your own, or remove the key" $path) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "pointsman.checks.monitoring" -}}
 {{- with .Values.monitoring -}}
 {{- if .enabled -}}
@@ -132,6 +150,15 @@
 {{- fail "endpointPicker.inferencePool needs the custom resources of the Gateway API Inference Extension (inference.networking.k8s.io/v1), which the cluster does not have: install them, or set endpointPicker.inferencePool.create=false. `helm template` knows no cluster: add --api-versions inference.networking.k8s.io/v1" -}}
 {{- end -}}
 {{- $discovery := .Values.engines.discovery -}}
+{{- if $discovery.enabled -}}
+{{- range $port := splitList "," (nospace (toString $discovery.port)) -}}
+{{- $numbers := list -}}
+{{- range $pool.targetPorts -}}{{- $numbers = append $numbers (toString (int .)) -}}{{- end -}}
+{{- if and (regexMatch "^[0-9]+$" $port) (not (has $port $numbers)) -}}
+{{- fail (printf "endpointPicker.inferencePool.targetPorts and engines.discovery.port name different ports: the pool has %s, and the gateways choose port %s. Name each port in both" (join ", " $numbers) $port) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- if and $discovery.enabled (eq $discovery.resource "pods") -}}
 {{- range $one := splitList "," $discovery.selector -}}
 {{- $pair := regexSplit "==?" (nospace $one) 2 -}}
@@ -155,25 +182,49 @@
 {{- end -}}
 {{- end -}}
 {{- if and .Values.networkPolicy.enabled (not $wide) (not .Values.networkPolicy.extraEgress) -}}
-{{- $config := .Values.config | default dict -}}
-{{- $prefix := "config." -}}
-{{- if .Values.configToml -}}
-{{- $config = fromToml .Values.configToml -}}
-{{- $prefix = "configToml: " -}}
+{{- $discovery := .Values.engines.discovery -}}
+{{- $default := list (dict "podSelector" (dict "matchExpressions" (list (dict "key" "pointsman.dev/engine" "operator" "Exists")))) -}}
+{{- if and $discovery.enabled (eq $discovery.resource "pods") (eq (toJson .Values.networkPolicy.engines) (toJson $default)) -}}
+{{- $allowed := false -}}
+{{- range $one := splitList "," $discovery.selector -}}
+{{- if regexMatch "^pointsman\\.dev/engine($|=|in\\()" (nospace $one) -}}
+{{- $allowed = true -}}
 {{- end -}}
+{{- end -}}
+{{- if not $allowed -}}
+{{- fail (printf "networkPolicy.enabled cuts the gateways off from the engines: networkPolicy.engines has the pods with the label pointsman.dev/engine, and engines.discovery.selector (%s) finds others. Name the engines in networkPolicy.engines" $discovery.selector) -}}
+{{- end -}}
+{{- end -}}
+{{- $config := include "pointsman.configTable" . | fromJson -}}
+{{- $prefix := include "pointsman.configPrefix" . -}}
 {{- $jwt := get (get $config "auth" | default dict) "jwt" | default dict -}}
 {{- $urls := dict
-  "replicas.servers" (get (get $config "replicas" | default dict) "servers" | default list)
-  "traces.endpoint" (list (get (get $config "traces" | default dict) "endpoint"))
-  "auth.jwt.jwks_url" (list (get $jwt "jwks_url")) -}}
+  (printf "%sreplicas.servers" $prefix) (get (get $config "replicas" | default dict) "servers" | default list)
+  (printf "%straces.endpoint" $prefix) (list (get (get $config "traces" | default dict) "endpoint"))
+  (printf "%sauth.jwt.jwks_url" $prefix) (list (get $jwt "jwks_url")) -}}
 {{- range $at, $source := get (get $config "discovery" | default dict) "etcd" | default list -}}
-{{- $_ := set $urls (printf "discovery.etcd[%d].endpoints" $at) (get $source "endpoints" | default list) -}}
+{{- $_ := set $urls (printf "%sdiscovery.etcd[%d].endpoints" $prefix $at) (get $source "endpoints" | default list) -}}
+{{- end -}}
+{{- range $at, $source := get (get $config "discovery" | default dict) "dns" | default list -}}
+{{- $_ := set $urls (printf "%sdiscovery.dns[%d].servers" $prefix $at) (get $source "servers" | default list) -}}
+{{- end -}}
+{{- /* A name may be that of a Service, whose pods are engines. */ -}}
+{{- range $at, $worker := get $config "workers" | default list -}}
+{{- $url := get $worker "url" | default "" -}}
+{{- if regexMatch "^https?://([0-9.]+|\\[[^]]*\\])(:|/|$)" $url -}}
+{{- $_ := set $urls (printf "%sworkers[%d].url" $prefix $at) (list $url) -}}
+{{- end -}}
+{{- end -}}
+{{- if eq .Values.policies.source "registry" -}}
+{{- range $at, $artifact := .Values.policies.registry.artifacts -}}
+{{- $_ := set $urls (printf "policies.registry.artifacts[%d].reference" $at) (list (printf "https://%s" $artifact.reference)) -}}
+{{- end -}}
 {{- end -}}
 {{- range $path, $list := $urls -}}
 {{- range $url := compact $list -}}
 {{- $host := regexReplaceAll "^([a-z]+://)?([^/@]*@)?(\\[[^]]*\\]|[^/:]*)(:[0-9]+)?.*$" $url "${1}${3}${4}" -}}
-{{- if not (regexMatch "(?i)^https://(\\[[^]]*\\]|[^:]*)$|:(53|443|6443)$|^[a-z]+://(localhost|127(\\.[0-9]+){3}|\\[::1\\])(:[0-9]+)?$" $host) -}}
-{{- fail (printf "networkPolicy.enabled cuts the gateways off from %s%s (%s): name it in networkPolicy.extraEgress, which is empty" $prefix $path $host) -}}
+{{- if not (regexMatch "(?i)^https://(\\[[^]]*\\]|[^:]*)$|:(53|443|6443)$|^([a-z]+://)?(localhost|127(\\.[0-9]+){3}|\\[::1\\])(:[0-9]+)?$" $host) -}}
+{{- fail (printf "networkPolicy.enabled cuts the gateways off from %s (%s): name it in networkPolicy.extraEgress, which is empty" $path $host) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

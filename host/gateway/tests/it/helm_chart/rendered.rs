@@ -3,7 +3,7 @@
 use super::*;
 
 /// Flags that tell `helm template` that the cluster has both custom resources.
-const CUSTOM_RESOURCES: [&str; 2] =
+pub(super) const CUSTOM_RESOURCES: [&str; 2] =
     ["--api-versions=monitoring.coreos.com/v1", "--api-versions=inference.networking.k8s.io/v1"];
 
 /// Each overlay, the values that give the same, and the objects that only the overlay has.
@@ -88,9 +88,9 @@ fn n6_helm_finds_nothing_to_complain_about_in_the_chart() {
 }
 
 /// Values that the chart refuses, each with a part of the sentence.
-type Refused<'a> = &'a [(&'a [&'a str], &'a str)];
+pub(super) type Refused<'a> = &'a [(&'a [&'a str], &'a str)];
 
-fn are_refused(helm: &Helm, cases: Refused<'_>) {
+pub(super) fn are_refused(helm: &Helm, cases: Refused<'_>) {
     for (values, sentence) in cases {
         let refused = helm.template(values).err().unwrap_or_default();
         // N6.9
