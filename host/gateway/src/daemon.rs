@@ -1,6 +1,10 @@
 //! Builds the state from the configuration, binds the listeners, serves, and drains.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    net::SocketAddr,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use ::http::HeaderValue;
 use pointsman_certificates::pem::Expired;
@@ -128,6 +132,7 @@ impl Daemon {
         servers.spawn(serve);
         first_checks.wait(&state.registry).await;
         let (listener, ext_proc) = sockets::listen(clients, picker).map_err(refused)?;
+        state.serving.store(true, Ordering::Release);
         let beats = Heartbeats::new(server.client_threads());
         state.tracker.spawn(beats.clone().report(stop.clone()));
         for number in 0..server.client_threads() {
@@ -361,6 +366,7 @@ fn build(
         config: Arc::new(ConfigReloader::new(settings, source)),
         tracker,
         tasks,
+        serving: Arc::default(),
         stopping: CancellationToken::new(),
         draining: CancellationToken::new(),
         drain_end: DrainEnd::default(),

@@ -1,7 +1,10 @@
 //! Data and handles that request handlers share, without behaviour. `daemon` builds it; nothing here starts
 //! or stops anything.
 
-use std::{net::IpAddr, sync::Arc};
+use std::{
+    net::IpAddr,
+    sync::{Arc, atomic::AtomicBool},
+};
 
 use arc_swap::ArcSwap;
 use axum::extract::FromRef;
@@ -132,6 +135,8 @@ pub struct State {
     pub tracker: TaskTracker,
     /// Starts tasks that end when the daemon stops.
     pub(crate) tasks: Tasks,
+    /// Whether the clients' port is served. It is not while the first checks of workers run.
+    pub(crate) serving: Arc<AtomicBool>,
     /// Cancelled when the daemon is to end. It is not ready any more, and serves until it drains.
     pub stopping: CancellationToken,
     /// Cancelled when the daemon begins to drain.

@@ -1,6 +1,9 @@
 //! `GET /readyz` and `GET /status`: whether the gateway can serve, why not, and its load.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, atomic::Ordering},
+};
 
 use axum::{Json, extract::State as Extract, http::StatusCode, response::IntoResponse};
 use pointsman_orchestration::{is_up, pair_that_is_up};
@@ -29,6 +32,8 @@ struct Readiness {
     models: Vec<String>,
     remote_prefill: BTreeMap<String, &'static str>,
     draining: bool,
+    /// Whether the port of clients is not served yet.
+    starting: bool,
     /// Whether the load of other gateways is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     replicas: Option<Value>,
@@ -127,7 +132,8 @@ impl Readiness {
         };
         let remote_prefill = snapshot.models().into_iter().filter_map(activation_of).collect();
         let replicas = state.replicas.readiness();
-        Self { ready: is_ready(state, snapshot), models, remote_prefill, draining, replicas }
+        let starting = is_starting(state);
+        Self { ready: is_ready(state, snapshot), models, remote_prefill, draining, starting, replicas }
     }
 }
 
@@ -159,6 +165,10 @@ fn reasons_of_gateway(state: &State, snapshot: &Snapshot) -> Vec<String> {
     } else if state.stopping.is_cancelled() {
         let text = "the gateway is about to drain: it serves new requests until timeouts.drain_delay is over";
         reasons.push(text.to_owned());
+    } else if is_starting(state) {
+        let text =
+            "the gateway starts: it accepts no client before it has asked each worker of the configuration";
+        reasons.push(text.to_owned());
     }
     reasons.extend(config_reasons(state));
     reasons.extend(state.tls.problems());
@@ -183,6 +193,10 @@ fn reasons_of_gateway(state: &State, snapshot: &Snapshot) -> Vec<String> {
         format!("{requests} requests wait until a worker can serve the model {model}")
     }));
     reasons
+}
+
+fn is_starting(state: &State) -> bool {
+    !state.serving.load(Ordering::Acquire)
 }
 
 /// Says for a worker why its KV events do not arrive.

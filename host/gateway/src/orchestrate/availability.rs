@@ -1,6 +1,6 @@
 //! Which workers and models can serve now.
 
-use std::collections::HashSet;
+use std::{collections::HashSet, sync::atomic::Ordering};
 
 use pointsman_orchestration::{has_pair_without, is_up, pair_that_is_up};
 use pointsman_workers::{Candidate, Engine, Leg, ModelName, Snapshot, WorkerId};
@@ -23,12 +23,14 @@ pub(crate) fn servable_models(snapshot: &Snapshot, settings: &Settings) -> Vec<S
     models.into_iter().map(ToString::to_string).collect()
 }
 
-/// Returns whether clients should send requests here: workers can serve a model, or requests for one wait for
-/// workers (B3). Before each source of workers was read, requests for other models would fail.
+/// Returns whether clients should send requests here: their port is served (N10.3), and workers can serve a
+/// model, or requests for one wait for workers (B3). Before each source of workers was read, requests for
+/// other models would fail.
 pub(crate) fn is_ready(state: &State, snapshot: &Snapshot) -> bool {
     let settings = &state.settings;
     let waits = || !settings.worker_waits.is_empty() && state.fleet.has_read_all();
-    !state.stopping.is_cancelled() && (servable(snapshot, settings).next().is_some() || waits())
+    let accepts = state.serving.load(Ordering::Acquire) && !state.stopping.is_cancelled();
+    accepts && (servable(snapshot, settings).next().is_some() || waits())
 }
 
 /// Returns the models that workers can serve now, without those whose requests wait.

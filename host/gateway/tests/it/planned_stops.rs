@@ -118,6 +118,34 @@ fn n10_ports_refuse_connections_until_they_are_served() {
     }
 }
 
+/// A health check that came earlier would let a proxy send requests to a port that refuses them.
+#[test]
+fn n10_a_gateway_is_not_ready_before_its_port_is_served() {
+    let answers = Arc::new(AtomicBool::new(false));
+    let may_answer = answers.clone();
+    let silent = engine_after(move || {
+        while !may_answer.load(Ordering::Relaxed) {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    });
+    let other = format!("[[workers]]\nurl = 'http://{silent}'\nengine = 'openai'\nrole = 'aggregated'");
+    let more = format!("[probe]\nhealth_timeout = '60s'\n{other}");
+    let gateway = Gateway::start(engine_after(|| {}), &more);
+    until("the operators' listener", || TcpStream::connect(gateway.admin).is_ok());
+    until("a worker that serves", || text_of(gateway.admin, "/readyz").contains(r#""models":["tiny"]"#));
+    assert!(is_refused(gateway.clients), "the silent worker is waited for");
+    let early = text_of(gateway.admin, "/readyz");
+    // N10.3
+    assert!(early.starts_with("HTTP/1.1 503 ") && early.contains(r#""starting":true"#), "{early}");
+    // N10.3
+    assert!(text_of(gateway.admin, "/status").contains("the gateway starts: it accepts no client"));
+    answers.store(true, Ordering::Relaxed);
+    let gateway = gateway.serving();
+    let ready = text_of(gateway.admin, "/readyz");
+    // N10.3
+    assert!(ready.starts_with("HTTP/1.1 200 ") && ready.contains(r#""starting":false"#), "{ready}");
+}
+
 #[test]
 fn i7_a_gateway_that_stops_serves_until_its_drain_delay_is_over_or_a_second_signal() {
     let mut gateway = Gateway::start(engine_after(|| {}), "[timeouts]\ndrain_delay = '10m'").serving();
