@@ -313,6 +313,7 @@ fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
             () = reload => {}
         }
         service_manager::stopping();
+        service_manager::ends_within(running.longest_end());
         tokio::select! {
             () = running.delay_drain() => {}
             () = end.recv() => {}

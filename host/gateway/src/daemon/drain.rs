@@ -13,10 +13,19 @@ const RESERVE: Duration = Duration::from_secs(2);
 const CLOSING: Duration = Duration::from_millis(500);
 /// How long the end of the daemon waits for the decision log, and for the exporter of traces.
 const LOG_FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long the process may need after the drain, with a margin.
+const AFTER_DRAIN: Duration = Duration::from_secs(15);
 /// How often the requests in flight and the connections are counted.
 const COUNT_INTERVAL: Duration = Duration::from_millis(20);
 
 impl Daemon {
+    /// Returns the longest time from the signal that ends the daemon to the end of the process.
+    pub(crate) fn longest_end(&self) -> Duration {
+        let state = self.state();
+        let limits = state.settings.drain_delay.saturating_add(state.settings.drain_timeout);
+        limits.saturating_add(AFTER_DRAIN)
+    }
+
     /// Waits for the delay of the drain. Health checks find the gateway not ready, and requests are served.
     pub(crate) async fn delay_drain(&self) {
         let state = self.state();

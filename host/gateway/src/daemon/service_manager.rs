@@ -132,6 +132,11 @@ pub(crate) fn stopping() {
     notify("STOPPING=1\n");
 }
 
+/// Tells the service manager that the end takes up to `limit` from now on, where its own limit is shorter.
+pub(crate) fn ends_within(limit: Duration) {
+    notify(&format!("EXTEND_TIMEOUT_USEC={}\n", limit.as_micros()));
+}
+
 /// Does nothing without a service manager.
 fn notify(state: &str) {
     let Some(socket) = std::env::var_os("NOTIFY_SOCKET").filter(|socket| !socket.is_empty()) else { return };

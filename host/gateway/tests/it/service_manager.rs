@@ -158,6 +158,29 @@ fn the_service_manager_hears_of_readiness_life_and_the_end() {
 }
 
 #[test]
+fn n4_the_service_manager_is_asked_for_as_much_time_as_the_drain_may_take() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("notify");
+    let socket = UnixDatagram::bind(&path).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    let hear = || {
+        let mut text = [0; 512];
+        let length = socket.recv(&mut text).unwrap();
+        String::from_utf8_lossy(text.get(..length).unwrap()).into_owned()
+    };
+    let variables = "LISTEN_PID=$$ POINTSMAN__TIMEOUTS__DRAIN=5m POINTSMAN__TIMEOUTS__DRAIN_DELAY=200ms";
+    let child = start_with(variables, &[], Some(&path), "--listen 127.0.0.1:0 --admin-listen 127.0.0.1:0");
+    assert_eq!(hear(), "READY=1\n");
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    let mut said = std::iter::repeat_with(hear).filter(|text| text != "WATCHDOG=1\n");
+    assert_eq!(said.next().unwrap(), "STOPPING=1\n");
+    // N4.7
+    assert_eq!(said.next().unwrap(), "EXTEND_TIMEOUT_USEC=315200000\n");
+    terminate_ended(child);
+}
+
+#[test]
 fn n4_a_watchdog_that_names_no_process_gets_reports() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("notify");
