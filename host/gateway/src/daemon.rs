@@ -127,23 +127,30 @@ impl Daemon {
         let servers = TaskTracker::new();
         let admin = admin_listener.local_addr()?;
         let routes = Service::of_router(admin::routes(shared.clone()));
-        let serve =
-            http::listener::serve(admin_listener, Audience::Operators, routes, shared.clone(), stop.clone());
+        let serve = http::listener::serve(
+            admin_listener.into(),
+            Audience::Operators,
+            routes,
+            shared.clone(),
+            stop.clone(),
+        );
         servers.spawn(serve);
         first_checks.wait(&state.registry).await;
+        let outlives_process = clients.is_inherited();
         let (listener, ext_proc) = sockets::listen(clients, picker).map_err(refused)?;
         state.serving.store(true, Ordering::Release);
         let beats = Heartbeats::new(server.client_threads());
         state.tracker.spawn(beats.clone().report(stop.clone()));
         for number in 0..server.client_threads() {
             let beat = beats.clone().report_alive(number);
-            let (shared, listener, origins) = (shared.clone(), listener.try_clone()?, server.origins());
+            let (shared, origins) = (shared.clone(), server.origins());
+            let clients = (listener.try_clone()?, outlives_process);
             let ext_proc = ext_proc.as_ref().map(ext_proc::PickerListener::try_clone).transpose()?;
             let (ends, alive) = ((stop.clone(), abandon.clone()), servers.token());
             let thread = std::thread::Builder::new().name(format!("pointsman-data-{number}"));
             thread.spawn(move || {
                 let _alive = alive;
-                serve_on_this_thread(&shared, (listener, ext_proc), &origins, beat, ends);
+                serve_on_this_thread(&shared, (clients, ext_proc), &origins, beat, ends);
             })?;
         }
         servers.close();
@@ -195,7 +202,7 @@ fn start_feeds(state: &Arc<State>, stop: &CancellationToken, alive: &TaskTracker
 /// engines, so that an event wakes no other thread.
 fn serve_on_this_thread(
     shared: &SharedState,
-    (listener, ext_proc): (std::net::TcpListener, Option<ext_proc::PickerListener>),
+    (clients, ext_proc): ((std::net::TcpListener, bool), Option<ext_proc::PickerListener>),
     cors_origins: &[HeaderValue],
     beat: impl Future<Output = ()>,
     (stop, abandon): (CancellationToken, CancellationToken),
@@ -208,8 +215,10 @@ fn serve_on_this_thread(
         }
     };
     let served = async {
+        let (listener, outlives_process) = clients;
         match TcpListener::from_std(listener) {
             Ok(listener) => {
+                let socket = http::listener::Socket { listener, outlives_process };
                 let (thread, shared) = (DataThread::new(shared.clone(), cors_origins), shared.clone());
                 // Each connection looks at the token with each event: threads do not share it.
                 let stop = stop.child_token();
@@ -217,7 +226,7 @@ fn serve_on_this_thread(
                 let service = http::service(thread.clone());
                 let own = service.router().clone();
                 let picking = ext_proc::serve(ext_proc, thread, own, shared.clone(), stop.clone());
-                let serving = http::listener::serve(listener, Audience::Clients, service, shared, stop);
+                let serving = http::listener::serve(socket, Audience::Clients, service, shared, stop);
                 tokio::select! {
                     _ = async { tokio::join!(serving, picking) } => {}
                     () = sweeper => {}
@@ -283,7 +292,8 @@ fn build(
 ) -> anyhow::Result<State> {
     let replicas = Replicas::new(&settings.replicas);
     let registry = Arc::new(Registry::with_journal(replicas.journal()));
-    let (fleet, leases) = discovery::fleet(&registry, &settings.discovery);
+    let resolver = Resolver::default();
+    let (fleet, leases) = discovery::fleet(&registry, &resolver, &settings.discovery);
     fleet.set_configured(&settings.workers);
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     let refused = |problems: Vec<Problem>| config.errors(config.in_file(problems));
@@ -360,7 +370,7 @@ fn build(
         router: Arc::new(router),
         policies: Arc::new(manager),
         probe: Arc::new(probe),
-        resolver: Resolver::default(),
+        resolver,
         via: own_via(),
         tls: Arc::new(tls),
         config: Arc::new(ConfigReloader::new(settings, source)),

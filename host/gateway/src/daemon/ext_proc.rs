@@ -71,7 +71,7 @@ pub(super) async fn serve(
         Ok(listener) => {
             let routes = picker::routes(thread, shared.clone(), own, streams, max_body);
             let service = Service::of_router(routes);
-            http::listener::serve(listener, Audience::Proxies, service, shared, stop).await;
+            http::listener::serve(listener.into(), Audience::Proxies, service, shared, stop).await;
         }
         Err(error) => {
             tracing::error!(%error, "endpoint picker not started: its listener cannot be registered")

@@ -35,6 +35,11 @@ impl BoundSocket {
         }
     }
 
+    /// Returns whether the service manager keeps the socket when this process closes it.
+    pub(super) fn is_inherited(&self) -> bool {
+        matches!(self, Self::Inherited(_))
+    }
+
     /// Listens. `path` is the key of the address.
     ///
     /// # Errors

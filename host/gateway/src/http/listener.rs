@@ -51,10 +51,24 @@ pub(crate) const LAST_REQUEST: Duration = Duration::from_secs(1);
 /// Largest head of a request, and the bytes of an answer that the HTTP server may hold for a client.
 const MAX_BUFFER: usize = 32 * 1024;
 
-/// Accepts connections until `stop` is cancelled, or those of proxies until the drain begins, then lets the
-/// open ones finish their request.
+/// A listening socket.
+#[derive(Debug)]
+pub(crate) struct Socket {
+    pub(crate) listener: TcpListener,
+    /// Whether a service manager keeps it open: connections then wait in it for the next process.
+    pub(crate) outlives_process: bool,
+}
+
+impl From<TcpListener> for Socket {
+    fn from(listener: TcpListener) -> Self {
+        Self { listener, outlives_process: false }
+    }
+}
+
+/// Accepts connections until `stop` is cancelled, or until the drain begins: those of proxies, and those that
+/// the next process can serve. Then it lets the open ones finish their request.
 pub(crate) async fn serve(
-    listener: TcpListener,
+    Socket { listener, outlives_process }: Socket,
     audience: Audience,
     service: Service,
     shared: SharedState,
@@ -64,11 +78,13 @@ pub(crate) async fn serve(
     let (budget, by_address) = (audience.connections(&shared), audience.by_address(&shared));
     let metrics = shared.get().metrics.clone();
     let (mut errors, mut refusals) = (AcceptErrors::default(), Refusals::new(audience));
-    let closes = closes_for_drain(audience, shared.get().draining.clone());
+    let draining = shared.get().draining.child_token();
+    let closes = closes_for_drain(audience, draining.clone());
     tokio::pin!(closes);
     loop {
         let accepted = tokio::select! {
             biased;
+            () = draining.cancelled(), if outlives_process => break,
             accepted = listener.accept() => accepted,
             () = stop.cancelled() => break,
             () = closes.as_mut() => break,
@@ -107,6 +123,8 @@ pub(crate) async fn serve(
         tasks.spawn(serve_connection(stream, open, service.clone(), shared, of_streams, stop));
     }
     drop(listener);
+    // Until then the watchdog sees this thread.
+    stop.cancelled().await;
     tasks.close();
     tasks.wait().await;
 }

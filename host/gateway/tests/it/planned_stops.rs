@@ -65,7 +65,7 @@ fn free_addresses<const N: usize>() -> [SocketAddr; N] {
 }
 
 /// Waits until `holds`.
-fn until(what: &str, holds: impl Fn() -> bool) {
+pub(crate) fn until(what: &str, holds: impl Fn() -> bool) {
     let end = Instant::now() + Duration::from_secs(30);
     while !holds() {
         assert!(Instant::now() < end, "{what} took longer than 30 s");
@@ -78,14 +78,14 @@ fn is_refused(address: SocketAddr) -> bool {
 }
 
 /// Asks for a completion on a connection that the client keeps.
-fn ask(stream: &mut TcpStream) {
+pub(crate) fn ask(stream: &mut TcpStream) {
     let body = r#"{"model":"tiny","prompt":"hi","max_tokens":1}"#;
     let head = format!("content-type: application/json\r\ncontent-length: {}", body.len());
     write!(stream, "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n{head}\r\n\r\n{body}").unwrap();
 }
 
 /// Reads until the gateway closes the connection.
-fn rest(stream: &mut TcpStream) -> String {
+pub(crate) fn rest(stream: &mut TcpStream) -> String {
     stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
     let mut text = String::new();
     stream.read_to_string(&mut text).unwrap();

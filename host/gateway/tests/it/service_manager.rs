@@ -3,16 +3,23 @@
 #![allow(clippy::unwrap_used, reason = "tests and their helpers may fail")]
 
 use std::{
-    io::{Read as _, Write as _},
+    io::{ErrorKind, Read as _, Write as _},
     net::{SocketAddr, TcpListener, TcpStream},
     os::unix::net::UnixDatagram,
     process::{Command, Stdio},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
 use rustix::process::Signal;
 
-use crate::process::{POINTSMAN, Process, ask};
+use crate::{
+    planned_stops::{self, rest, until},
+    process::{POINTSMAN, Process, ask},
+};
 
 /// Starts `serve` as systemd does: by a shell that makes the sockets descriptors 3 and 4 and then becomes
 /// the daemon, so that `LISTEN_PID` is right.
@@ -130,6 +137,56 @@ fn n10_a_client_that_waited_for_the_start_is_served_by_a_worker() {
     gateway.terminate();
 }
 
+/// It waits in the kernel, where the next process finds it.
+#[test]
+fn n4_a_client_that_comes_during_the_drain_is_served_by_the_next_process() {
+    let ((clients, address), (admin, admin_address)) = (inheritable(), inheritable());
+    let sockets = [("clients", &clients), ("admin", &admin)];
+    let held = Arc::new(AtomicBool::new(false));
+    let is_held = held.clone();
+    let engine = engine_after(move || {
+        while is_held.load(Ordering::Relaxed) {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    });
+    let worker = format!("--worker id=1,role=aggregated,engine=openai,url=http://{engine}");
+    let mut first = start(&sockets, None, &worker);
+    assert_eq!(get(address, "/health"), "HTTP/1.1 200 OK");
+    let connect = || {
+        let stream = TcpStream::connect(address).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        stream
+    };
+    let (mut running, mut kept) = (connect(), connect());
+    held.store(true, Ordering::Relaxed);
+    planned_stops::ask(&mut running);
+    until("a request in flight", || text_of(admin_address, "/status").contains(r#""inflight":1"#));
+    write!(kept, "GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n").unwrap();
+    let mut begin = [0; 15];
+    kept.read_exact(&mut begin).unwrap();
+    assert_eq!(&begin, b"HTTP/1.1 200 OK");
+    first.signal(Signal::TERM);
+    until("the drain", || text_of(admin_address, "/status").contains("the gateway is draining"));
+    planned_stops::ask(&mut kept);
+    let refused = rest(&mut kept);
+    // N4.8
+    assert!(refused.contains("HTTP/1.1 503 ") && refused.contains("connection: close"), "{refused}");
+    let mut new = connect();
+    planned_stops::ask(&mut new);
+    new.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
+    // N4.8
+    assert_eq!(new.read(&mut begin).unwrap_err().kind(), ErrorKind::WouldBlock, "it was answered");
+    held.store(false, Ordering::Relaxed);
+    assert!(rest(&mut running).starts_with("HTTP/1.1 200 "));
+    assert!(first.wait().unwrap().success());
+    let mut second = start(&sockets, None, &worker);
+    new.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    new.read_exact(&mut begin).unwrap();
+    // N4.8
+    assert_eq!(&begin, b"HTTP/1.1 200 OK");
+    second.terminate();
+}
+
 /// The whole answer to `GET path`.
 pub(crate) fn text_of(address: SocketAddr, path: &str) -> String {
     ask(address, &format!("GET {path}"), "", "").unwrap()
@@ -169,15 +226,15 @@ fn n4_the_service_manager_is_asked_for_as_much_time_as_the_drain_may_take() {
         String::from_utf8_lossy(text.get(..length).unwrap()).into_owned()
     };
     let variables = "LISTEN_PID=$$ POINTSMAN__TIMEOUTS__DRAIN=5m POINTSMAN__TIMEOUTS__DRAIN_DELAY=200ms";
-    let child = start_with(variables, &[], Some(&path), "--listen 127.0.0.1:0 --admin-listen 127.0.0.1:0");
+    let mut child =
+        start_with(variables, &[], Some(&path), "--listen 127.0.0.1:0 --admin-listen 127.0.0.1:0");
     assert_eq!(hear(), "READY=1\n");
-    let pid = rustix::process::Pid::from_child(&child);
-    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    child.signal(Signal::TERM);
     let mut said = std::iter::repeat_with(hear).filter(|text| text != "WATCHDOG=1\n");
     assert_eq!(said.next().unwrap(), "STOPPING=1\n");
     // N4.7
     assert_eq!(said.next().unwrap(), "EXTEND_TIMEOUT_USEC=315200000\n");
-    terminate_ended(child);
+    assert!(child.wait().unwrap().success());
 }
 
 #[test]
