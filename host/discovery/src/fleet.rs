@@ -8,7 +8,7 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use pointsman_workers::{Drainer, Registry, WorkerId, WorkerSpec};
+use pointsman_workers::{Drainer, Registry, Resolver, WorkerId, WorkerSpec};
 use tokio::{
     sync::Notify,
     time::{Instant, sleep_until},
@@ -16,7 +16,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    found::{Found, Refusal, SourceSnapshot},
+    found::{Found, Refusal, SourceSnapshot, addresses_of_hosts},
     guard::GuardRules,
     merge::{Claim, Rank, merge},
 };
@@ -60,6 +60,7 @@ pub struct Refused(pub String);
 /// The workers of all sources.
 pub struct Fleet {
     registry: Arc<Registry>,
+    resolver: Resolver,
     rules: FleetRules,
     inner: Mutex<Inner>,
     /// Something has to be done at another time than before.
@@ -88,15 +89,16 @@ impl Dismissed {
 }
 
 impl Fleet {
-    /// Creates a fleet that publishes its workers in `registry`.
+    /// Creates a fleet that publishes its workers in `registry`, and the addresses that their sources know in
+    /// `resolver`.
     #[must_use]
-    pub fn new(registry: Arc<Registry>, rules: FleetRules) -> Arc<Self> {
+    pub fn new(registry: Arc<Registry>, resolver: Resolver, rules: FleetRules) -> Arc<Self> {
         let mut admin = SourceEntry::new("admin", Rank::Operator);
         // Operators' workers come with their requests: this source is never read, so it is never away.
         admin.replace(Vec::new(), Instant::now());
         let sources = vec![SourceEntry::new("static", Rank::Configured), admin];
         let inner = Inner { sources, members: Members::default(), dismissed: HashMap::new() };
-        Arc::new(Self { registry, rules, inner: Mutex::new(inner), changed: Notify::new() })
+        Arc::new(Self { registry, resolver, rules, inner: Mutex::new(inner), changed: Notify::new() })
     }
 
     /// Adds a source, for example `etcd:main`.
@@ -279,6 +281,7 @@ impl Fleet {
             .collect();
         let now = Instant::now();
         let changes = members.follow(&merged.accepted, dismissed, &drains, now + self.rules.drain);
+        self.resolver.give(addresses_of_hosts(merged.accepted.iter().map(|(_, found)| *found)));
         let mut refused: HashMap<usize, Vec<Refusal>> = HashMap::new();
         for (source, refusal) in merged.refused {
             refused.entry(source).or_default().push(refusal);

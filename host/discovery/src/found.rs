@@ -1,6 +1,10 @@
 //! Reports of sources: descriptions of workers, within bounds.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashMap},
+    net::IpAddr,
+    sync::Arc,
+};
 
 use pointsman_workers::WorkerSpec;
 use serde::Serialize;
@@ -32,6 +36,8 @@ pub struct Found {
     pub entry: Option<Arc<str>>,
     /// Order in which a source's entries were created, where the one that was created last counts.
     pub created: u64,
+    /// Addresses of its host, if the source knows them. Otherwise the system does.
+    pub addresses: Vec<IpAddr>,
 }
 
 /// An entry of a source that is not used.
@@ -69,13 +75,30 @@ impl Found {
     /// A worker that stays.
     #[must_use]
     pub fn staying(spec: WorkerSpec) -> Self {
-        Self { spec, leaving: false, unready: false, identity: None, entry: None, created: 0 }
+        Self {
+            spec,
+            leaving: false,
+            unready: false,
+            identity: None,
+            entry: None,
+            created: 0,
+            addresses: Vec::new(),
+        }
     }
 
     /// Returns whether this describes the same worker in the same way: another pod at the same address is
     /// another worker.
     pub(crate) fn is_same(&self, spec: &WorkerSpec, identity: Option<&str>) -> bool {
         self.spec == *spec && !self.is_another(identity)
+    }
+
+    /// Returns the hosts that the gateway connects to for it, with the addresses that the source knows.
+    fn hosts(&self) -> impl Iterator<Item = (&str, &[IpAddr])> {
+        let WorkerSpec { bootstrap, kv_events, kv_replay, .. } = &self.spec;
+        let feeds = [kv_events, kv_replay].into_iter().flatten();
+        let others = feeds.filter_map(|url| host_of_feed(url)).chain(bootstrap.host.as_deref());
+        let others = others.filter(|host| *host != self.spec.host()).map(|host| (host, [].as_slice()));
+        std::iter::once((self.spec.host(), self.addresses.as_slice())).chain(others)
     }
 
     /// Returns whether it and the worker of an identity are known to be of different pods.
@@ -96,6 +119,31 @@ impl Found {
     pub fn ending(self) -> Self {
         Self { leaving: true, ..self }
     }
+}
+
+/// Returns the host of `tcp://host:port`.
+fn host_of_feed(url: &str) -> Option<&str> {
+    let (_, authority) = url.split_once("://")?;
+    Some(authority.rsplit_once(':')?.0)
+}
+
+/// Returns the addresses of each host that the sources of all its workers know: those of one source are not
+/// used for a worker of another source.
+pub(crate) fn addresses_of_hosts<'a>(
+    workers: impl Iterator<Item = &'a Found> + Clone,
+) -> HashMap<String, Vec<IpAddr>> {
+    if workers.clone().all(|found| found.addresses.is_empty()) {
+        return HashMap::new();
+    }
+    let mut hosts: HashMap<&str, Vec<IpAddr>> = HashMap::new();
+    for (host, addresses) in workers.flat_map(Found::hosts) {
+        hosts
+            .entry(host)
+            .and_modify(|known| known.retain(|address| addresses.contains(address)))
+            .or_insert_with(|| addresses.to_vec());
+    }
+    hosts.retain(|_, addresses| !addresses.is_empty());
+    hosts.into_iter().map(|(host, addresses)| (host.to_owned(), addresses)).collect()
 }
 
 impl Refusal {

@@ -22,6 +22,7 @@ use tokio::{
 
 use crate::log_limit::LogLimit;
 
+mod given;
 mod peer;
 
 pub use peer::Peer;
@@ -62,8 +63,8 @@ type Addresses = Arc<[SocketAddr]>;
 type Answer = Result<Addresses, Arc<str>>;
 type LookUp = dyn Fn(&str) -> io::Result<Vec<SocketAddr>> + Send + Sync;
 
-/// Looks names up as the system does (`/etc/hosts`, `nsswitch.conf`, DNS), and remembers the answers. Clones
-/// share them.
+/// Looks names up as the system does (`/etc/hosts`, `nsswitch.conf`, DNS), unless a source of workers gives
+/// their addresses, and remembers the answers. Clones share them.
 #[derive(Clone)]
 pub struct Resolver(Arc<Shared>);
 
@@ -85,6 +86,8 @@ struct Shared {
 #[derive(Default)]
 struct Names {
     known: HashMap<Arc<str>, Name>,
+    /// Addresses that sources of workers give.
+    given: HashMap<String, Vec<IpAddr>>,
     waiting: Queue,
     /// Names that wait and whose last look-up was slow.
     waiting_slow: Queue,
@@ -250,9 +253,10 @@ impl Resolver {
                 names.threads -= 1;
                 return;
             };
+            let given = names.given(&name);
             drop(names);
-            let started = Instant::now();
-            let answer = match (self.0.look_up)(&name) {
+            let (started, is_given) = (Instant::now(), given.is_some());
+            let answer = match given.map_or_else(|| (self.0.look_up)(&name), Ok) {
                 Ok(addresses) if addresses.is_empty() => Err(NO_ADDRESS.into()),
                 Ok(addresses) => Ok(addresses.into_iter().take(MAX_ADDRESSES).collect()),
                 Err(error) => Err(Arc::from(error.to_string())),
@@ -260,6 +264,10 @@ impl Resolver {
             let problem = answer.as_ref().err().cloned();
             let mut names = self.0.names.lock();
             names.slow_threads -= usize::from(is_slow);
+            if names.given.contains_key(&*name) != is_given {
+                names.waiting.push_back(name);
+                continue;
+            }
             let uses_last = names.ended(&name, started.elapsed(), answer, self.0.stay);
             drop(names);
             if let Some(problem) = problem
@@ -283,6 +291,11 @@ impl Name {
             is_slow: false,
             pending: None,
         }
+    }
+
+    fn forget(&mut self) {
+        self.addresses = Arc::new([]);
+        self.missing.clear();
     }
 
     /// Takes a good answer.
@@ -356,8 +369,7 @@ impl Names {
             Err(problem) => {
                 let is_old = name.resolved.is_some_and(|at| now.duration_since(at) >= MAX_AGE);
                 if is_old && says_no_such_name(problem) {
-                    name.addresses = Arc::new([]);
-                    name.missing.clear();
+                    name.forget();
                 }
             }
         }

@@ -24,7 +24,7 @@ impl Fixture {
 
     fn with(rules: FleetRules) -> Self {
         let registry = Arc::new(Registry::default());
-        let fleet = Fleet::new(registry.clone(), rules);
+        let fleet = Fleet::new(registry.clone(), Resolver::default(), rules);
         let (source, stop) = (fleet.add_source("etcd:a"), CancellationToken::new());
         Self { fleet, registry, source, stop }
     }

@@ -1,4 +1,4 @@
-use pointsman_workers::Registry;
+use pointsman_workers::{Registry, Resolver};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::*;
@@ -16,7 +16,7 @@ fn running() -> (Arc<Leases>, Arc<Registry>, CancellationToken) {
     let guard = GuardRules { share: 0.5, min_workers: 3, confirm_after: Duration::from_secs(10) };
     let rules = FleetRules { max_workers: 100, drain: Duration::from_secs(30), moves: false, guard };
     let registry = Arc::new(Registry::default());
-    let fleet = Fleet::new(registry.clone(), rules);
+    let fleet = Fleet::new(registry.clone(), Resolver::default(), rules);
     let reporter = fleet.add_source("leases");
     let leases =
         Leases::new(reporter.clone(), LeaseRules { max_leases: 8, max_ttl: Duration::from_secs(60) });

@@ -4,9 +4,15 @@
 //! name that does not exist, or has no records, says nothing about the workers. The source counts as away
 //! then.
 
-use std::{collections::BTreeMap, net::SocketAddr, path::Path, time::Duration};
+use std::{
+    collections::{BTreeMap, HashMap},
+    net::{IpAddr, SocketAddr},
+    path::Path,
+    time::Duration,
+};
 
 use pointsman_workers::WorkerSpec;
+use tokio::time::{Instant, timeout_at};
 
 use crate::{
     fleet::Reporter,
@@ -25,6 +31,8 @@ const MAX_INTERVAL: Duration = Duration::from_secs(300);
 const PORT: u16 = 53;
 /// The file that names the servers of this host.
 const RESOLV_CONF: &str = "/etc/resolv.conf";
+/// Longest time for the addresses of all targets. Those that are left keep their last ones.
+const MAX_ADDRESS_TIME: Duration = Duration::from_secs(10);
 /// Maximum number of name servers that are tried.
 const MAX_SERVERS: usize = 8;
 
@@ -33,7 +41,7 @@ const MAX_SERVERS: usize = 8;
 pub struct DnsSourceConfig {
     /// Absolute name of the records, for example `_http._tcp.engines.example`.
     pub record: String,
-    /// Name servers, tried in turn; empty: those of `/etc/resolv.conf`.
+    /// Name servers, tried in turn, also for the targets' addresses; empty: those of `/etc/resolv.conf`.
     pub servers: Vec<SocketAddr>,
     /// Shortest time between two lookups, whatever the records say.
     pub interval: Duration,
@@ -50,28 +58,61 @@ pub struct DnsSourceConfig {
 pub struct DnsSource {
     config: DnsSourceConfig,
     transports: Transports,
+    /// Addresses of the targets that the servers of the configuration know.
+    addresses: HashMap<String, Vec<IpAddr>>,
 }
 
 impl DnsSource {
     /// Creates the source; nothing is looked up yet.
     #[must_use]
     pub fn new(config: DnsSourceConfig) -> Self {
-        Self { config, transports: Transports::default() }
+        Self { config, transports: Transports::default(), addresses: HashMap::new() }
     }
 
-    /// Asks the servers in turn.
+    /// Asks the servers in turn for the records, and the one that has them for the targets' addresses.
     async fn look_up(&mut self) -> Result<Records, String> {
-        let DnsSourceConfig { record, servers, timeout, .. } = &self.config;
-        let servers =
-            if servers.is_empty() { system_servers(Path::new(RESOLV_CONF)).await? } else { servers.clone() };
+        let DnsSourceConfig { record, servers, timeout, .. } = self.config.clone();
+        let has_servers = !servers.is_empty();
+        let servers = if has_servers { servers } else { system_servers(Path::new(RESOLV_CONF)).await? };
         let mut problems = Vec::new();
         for server in servers.into_iter().take(MAX_SERVERS) {
-            match self.transports.srv(record, server, *timeout).await {
-                Ok(records) => return Ok(records),
+            match self.transports.srv(&record, server, timeout).await {
+                Ok(mut records) => {
+                    if has_servers {
+                        self.find_addresses(&mut records, server).await;
+                    }
+                    return Ok(records);
+                }
                 Err(problem) => problems.push(format!("{server}: {problem}")),
             }
         }
         Err(format!("looking up SRV records of `{record}`: {}", problems.join("; ")))
+    }
+
+    /// Finds the targets' addresses: those in the answer, or else those that the server says when it is
+    /// asked. The last ones stay while it does not answer. The system resolves names that it does not know.
+    async fn find_addresses(&mut self, records: &mut Records, server: SocketAddr) {
+        let (limit, end) = (self.config.timeout, Instant::now() + MAX_ADDRESS_TIME);
+        let mut found = HashMap::new();
+        for (target, _) in &records.targets {
+            if found.contains_key(target) {
+                continue;
+            }
+            let mut addresses = records.addresses.remove(target).unwrap_or_default();
+            if addresses.is_empty() {
+                let asked = self.transports.addresses(target, server, limit);
+                if let Ok(Ok(answer)) = timeout_at(end, asked).await {
+                    records.ttl = records.ttl.min(answer.ttl);
+                    addresses = answer.addresses.into_values().flatten().collect();
+                } else {
+                    addresses = self.addresses.remove(target).unwrap_or_default();
+                }
+            }
+            if !addresses.is_empty() {
+                found.insert(target.clone(), addresses);
+            }
+        }
+        self.addresses = found;
     }
 
     fn snapshot(&self, records: &Records) -> SourceSnapshot {
@@ -80,7 +121,10 @@ impl DnsSource {
             let url = self.config.scheme.url(host, *port);
             let pairs = self.config.defaults.iter().map(|(key, value)| (key.as_str(), value.as_str()));
             match WorkerSpec::from_pairs(pairs.chain([("url", url.as_str())])) {
-                Ok(spec) => workers.push(Found::staying(spec)),
+                Ok(spec) => {
+                    let addresses = self.addresses.get(host).cloned().unwrap_or_default();
+                    workers.push(Found { addresses, ..Found::staying(spec) });
+                }
                 Err(error) => refused.push(Refusal::new(&url, &error.to_string())),
             }
         }

@@ -13,7 +13,7 @@ use pointsman_discovery::{
 use pointsman_discovery::{EtcdSource, EtcdSourceConfig};
 #[cfg(feature = "kubernetes")]
 use pointsman_discovery::{KubernetesSource, KubernetesSourceConfig, PortOfWorker, Resource};
-use pointsman_workers::Registry;
+use pointsman_workers::{Registry, Resolver};
 use tokio_util::sync::CancellationToken;
 
 #[cfg(feature = "etcd")]
@@ -23,8 +23,12 @@ use crate::config::{DiscoveryKubernetes, DiscoveryResource};
 use crate::{config::Discovery, state::State};
 
 /// Creates the fleet, and the leases as its first source.
-pub(super) fn fleet(registry: &Arc<Registry>, settings: &Discovery) -> (Arc<Fleet>, Arc<Leases>) {
-    let fleet = Fleet::new(registry.clone(), settings.fleet_rules());
+pub(super) fn fleet(
+    registry: &Arc<Registry>,
+    resolver: &Resolver,
+    settings: &Discovery,
+) -> (Arc<Fleet>, Arc<Leases>) {
+    let fleet = Fleet::new(registry.clone(), resolver.clone(), settings.fleet_rules());
     let rules = LeaseRules { max_leases: settings.max_workers, max_ttl: settings.max_lease };
     let leases = Leases::new(fleet.add_source("leases"), rules);
     (fleet, leases)

@@ -1,11 +1,11 @@
-//! One question for SRV records: over TCP, and over UDP to servers that do not answer so.
+//! One question for SRV records, or for addresses: over TCP, and over UDP to servers that do not answer so.
 //!
 //! Some servers, such as Consul, leave records out of an answer over UDP and do not say so.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     io,
-    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     time::Duration,
 };
 
@@ -33,6 +33,8 @@ const TRUNCATED: u8 = 0x02;
 pub(super) struct Records {
     /// Hosts and ports.
     pub(super) targets: BTreeSet<(String, u16)>,
+    /// Addresses of hosts that the server added to its answer.
+    pub(super) addresses: BTreeMap<String, Vec<IpAddr>>,
     /// How long the records hold.
     pub(super) ttl: Duration,
 }
@@ -51,16 +53,24 @@ enum Transport {
     Udp(Instant),
 }
 
-/// A question for the SRV records of a name.
+/// What is asked for a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Srv,
+    V4,
+    V6,
+}
+
+/// A question for the records of a name.
 struct Query<'a> {
     name: &'a str,
+    kind: Kind,
     id: u16,
     bytes: Vec<u8>,
 }
 
 impl Transports {
-    /// Asks `server` for the SRV records of `name`. Half of the time is left for UDP, unless the server ever
-    /// answered over TCP.
+    /// Asks `server` for the SRV records of `name`.
     ///
     /// # Errors
     /// The server does not answer within `limit`, refuses, or knows no such records.
@@ -70,7 +80,46 @@ impl Transports {
         server: SocketAddr,
         limit: Duration,
     ) -> Result<Records, String> {
-        let query = Query::new(name.trim_end_matches('.'))?;
+        self.ask(name, Kind::Srv, server, limit).await
+    }
+
+    /// Asks `server` for the addresses of a host. There are none if the server does not know it.
+    ///
+    /// # Errors
+    /// The server does not answer within `limit`, or answers that it failed.
+    pub(super) async fn addresses(
+        &mut self,
+        name: &str,
+        server: SocketAddr,
+        limit: Duration,
+    ) -> Result<Records, String> {
+        let mut records = self.ask(name, Kind::V4, server, limit).await?;
+        match self.ask(name, Kind::V6, server, limit).await {
+            Ok(more) => {
+                records.ttl = records.ttl.min(more.ttl);
+                for (name, addresses) in more.addresses {
+                    records.addresses.entry(name).or_default().extend(addresses);
+                }
+            }
+            Err(problem) if records.addresses.values().all(Vec::is_empty) => return Err(problem),
+            Err(_) => {}
+        }
+        Ok(records)
+    }
+
+    /// Asks `server` for the records of `name`. Half of the time is left for UDP, unless the server ever
+    /// answered over TCP.
+    ///
+    /// # Errors
+    /// Same as [`Transports::srv`].
+    async fn ask(
+        &mut self,
+        name: &str,
+        kind: Kind,
+        server: SocketAddr,
+        limit: Duration,
+    ) -> Result<Records, String> {
+        let query = Query::new(name.trim_end_matches('.'), kind)?;
         self.by_server.retain(|_, how| !matches!(how, Transport::Udp(at) if at.elapsed() >= WITHOUT_TCP));
         let known = self.by_server.get(&server).copied();
         let (silent, deadline) = (|_| format!("no answer within {limit:?}"), Instant::now() + limit);
@@ -118,15 +167,20 @@ enum Answer {
 }
 
 impl<'a> Query<'a> {
-    fn new(name: &'a str) -> Result<Self, String> {
+    fn new(name: &'a str, kind: Kind) -> Result<Self, String> {
         let asked = Name::new(name).map_err(|error| format!("`{name}` is not a domain name: {error}"))?;
         let id = rand::random::<u16>();
         let mut query = Packet::new_query(id);
         query.set_flags(PacketFlag::RECURSION_DESIRED);
-        let question = Question::new(asked, QTYPE::TYPE(TYPE::SRV), QCLASS::CLASS(CLASS::IN), false);
+        let kind_of_record = match kind {
+            Kind::Srv => TYPE::SRV,
+            Kind::V4 => TYPE::A,
+            Kind::V6 => TYPE::AAAA,
+        };
+        let question = Question::new(asked, QTYPE::TYPE(kind_of_record), QCLASS::CLASS(CLASS::IN), false);
         query.questions.push(question);
         let bytes = query.build_bytes_vec().map_err(|error| format!("writing the question: {error}"))?;
-        Ok(Self { name, id, bytes })
+        Ok(Self { name, kind, id, bytes })
     }
 
     async fn over_udp(&self, server: SocketAddr) -> Result<Answer, String> {
@@ -180,23 +234,57 @@ impl<'a> Query<'a> {
         }
         match packet.rcode() {
             RCODE::NoError => {}
+            // It has no addresses for the host, or answers only for names of other zones.
+            other if self.kind != Kind::Srv && other != RCODE::ServerFailure => {}
             RCODE::NameError => return Err("the name does not exist (NXDOMAIN)".to_owned()),
             other => return Err(format!("the server answered {other:?}")),
         }
-        let (mut targets, mut ttl) = (BTreeSet::new(), u32::MAX);
-        for record in &packet.answers {
-            if let RData::SRV(srv) = &record.rdata {
-                ttl = ttl.min(record.ttl);
-                let target = srv.target.to_string().to_ascii_lowercase();
-                // The root as target says that the service is not offered (RFC 2782).
-                if !target.trim_end_matches('.').is_empty() && srv.port != 0 {
-                    targets.insert((target, srv.port));
-                }
+        let records = if self.kind == Kind::Srv { of_service(&packet)? } else { of_host(self.name, &packet) };
+        Ok(Some(Answer::Records(records)))
+    }
+}
+
+/// Reads the records of a service, and the addresses that the server added.
+fn of_service(packet: &Packet<'_>) -> Result<Records, String> {
+    let (mut targets, mut ttl) = (BTreeSet::new(), u32::MAX);
+    for record in &packet.answers {
+        if let RData::SRV(srv) = &record.rdata {
+            ttl = ttl.min(record.ttl);
+            let target = srv.target.to_string().to_ascii_lowercase();
+            // The root as target says that the service is not offered (RFC 2782).
+            if !target.trim_end_matches('.').is_empty() && srv.port != 0 {
+                targets.insert((target, srv.port));
             }
         }
-        if targets.is_empty() {
-            return Err("the name has no SRV records".to_owned());
+    }
+    if targets.is_empty() {
+        return Err("the name has no SRV records".to_owned());
+    }
+    let mut addresses: BTreeMap<String, Vec<IpAddr>> = BTreeMap::new();
+    for record in &packet.additional_records {
+        let name = record.name.to_string().to_ascii_lowercase();
+        if let Some(address) = address(&record.rdata)
+            && targets.iter().any(|(target, _)| *target == name)
+        {
+            ttl = ttl.min(record.ttl);
+            addresses.entry(name).or_default().push(address);
         }
-        Ok(Some(Answer::Records(Records { targets, ttl: Duration::from_secs(ttl.into()) })))
+    }
+    Ok(Records { targets, addresses, ttl: Duration::from_secs(ttl.into()) })
+}
+
+/// Reads the addresses of a host. A server that resolves aliases gives them under another name.
+fn of_host(name: &str, packet: &Packet<'_>) -> Records {
+    let found = || packet.answers.iter().filter_map(|record| Some((address(&record.rdata)?, record.ttl)));
+    let ttl = found().map(|(_, ttl)| ttl).min().unwrap_or(u32::MAX);
+    let addresses = BTreeMap::from([(name.to_owned(), found().map(|(address, _)| address).collect())]);
+    Records { targets: BTreeSet::new(), addresses, ttl: Duration::from_secs(ttl.into()) }
+}
+
+fn address(record: &RData<'_>) -> Option<IpAddr> {
+    match record {
+        RData::A(a) => Some(Ipv4Addr::from(a.address).into()),
+        RData::AAAA(aaaa) => Some(Ipv6Addr::from(aaaa.address).into()),
+        _ => None,
     }
 }

@@ -1,13 +1,16 @@
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, AtomicU64, Ordering},
+use std::{
+    net::Ipv4Addr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
 };
 
 use parking_lot::Mutex;
-use pointsman_workers::Registry;
+use pointsman_workers::{Registry, Resolver};
 use simple_dns::{
-    CLASS, Name, Packet, PacketFlag, RCODE, ResourceRecord,
-    rdata::{RData, SRV},
+    CLASS, Name, Packet, PacketFlag, QTYPE, RCODE, ResourceRecord, TYPE,
+    rdata::{A, RData, SRV},
 };
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -30,6 +33,12 @@ use crate::{
 #[derive(Clone, Debug)]
 enum Says {
     Targets(Vec<(String, u16)>),
+    /// The target `engine.example:8000`, with the address in the answer, or in that to a question for it.
+    /// With none, the server does not know the target, or has none of IPv4 and is silent about IPv6 (`adds`).
+    Host {
+        address: Option<[u8; 4]>,
+        adds: bool,
+    },
     NoSuchName,
     Nothing,
     Silence,
@@ -122,7 +131,7 @@ fn answer(query: &[u8], says: &Says, most: usize) -> Option<Vec<u8>> {
     match says {
         Says::Silence => return None,
         Says::NoSuchName => *reply.rcode_mut() = RCODE::NameError,
-        Says::Nothing => {}
+        Says::Nothing | Says::Host { .. } => {}
         Says::Targets(targets) => {
             for (target, port) in targets {
                 let target = Name::new(target).unwrap();
@@ -130,6 +139,25 @@ fn answer(query: &[u8], says: &Says, most: usize) -> Option<Vec<u8>> {
                 let name = query.questions[0].qname.clone();
                 reply.answers.push(ResourceRecord::new(name, CLASS::IN, 0, srv));
             }
+        }
+    }
+    if let Says::Host { address, adds } = says {
+        let target = Name::new("engine.example").unwrap();
+        let address = address.map(|address| {
+            let a = RData::A(A { address: u32::from_be_bytes(address) });
+            ResourceRecord::new(target.clone(), CLASS::IN, 0, a)
+        });
+        let name = query.questions[0].qname.clone();
+        match query.questions[0].qtype {
+            QTYPE::TYPE(TYPE::SRV) => {
+                let srv = RData::SRV(SRV { priority: 0, weight: 0, port: 8_000, target });
+                reply.answers.push(ResourceRecord::new(name, CLASS::IN, 0, srv));
+                reply.additional_records.extend(address.filter(|_| *adds));
+            }
+            QTYPE::TYPE(TYPE::AAAA) if address.is_none() && *adds => return None,
+            _ if address.is_none() && !adds => *reply.rcode_mut() = RCODE::NameError,
+            QTYPE::TYPE(TYPE::A) => reply.answers.extend(address.filter(|_| !adds)),
+            _ => {}
         }
     }
     let bytes = reply.build_bytes_vec().unwrap();
@@ -143,12 +171,15 @@ fn answer(query: &[u8], says: &Says, most: usize) -> Option<Vec<u8>> {
     Some(cut)
 }
 
+/// What the system says to each question for addresses.
+const SYSTEM: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::new(127, 0, 0, 9)), 0);
 /// Time limit of servers that answer.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 struct Running {
     fleet: Arc<Fleet>,
     registry: Arc<Registry>,
+    resolver: Resolver,
     _stop: DropGuard,
 }
 
@@ -169,11 +200,12 @@ fn run(servers: Vec<SocketAddr>, timeout: Duration, tracker: &TaskTracker) -> Ru
     let guard = GuardRules { share: 0.5, min_workers: 3, confirm_after: Duration::from_millis(200) };
     let rules = FleetRules { max_workers: 200, drain: Duration::from_secs(30), moves: false, guard };
     let registry = Arc::new(Registry::default());
-    let fleet = Fleet::new(registry.clone(), rules);
+    let resolver = Resolver::new(|_| Ok(vec![SYSTEM]));
+    let fleet = Fleet::new(registry.clone(), resolver.clone(), rules);
     let stop = CancellationToken::new();
     start(DnsSource::new(config(servers, timeout)), fleet.add_source("dns:a"), tracker, stop.clone());
     tracker.spawn(fleet.clone().run(stop.clone()));
-    Running { fleet, registry, _stop: stop.drop_guard() }
+    Running { fleet, registry, resolver, _stop: stop.drop_guard() }
 }
 
 impl Running {
@@ -295,11 +327,58 @@ async fn p7_a_server_that_answered_over_tcp_is_asked_over_udp_when_it_refuses_tc
     assert_eq!(ask(TIMEOUT).await, (Some(2), 1));
 }
 
+#[tokio::test]
+async fn p7_targets_have_the_addresses_that_their_server_says() {
+    let tracker = TaskTracker::new();
+    for adds in [true, false] {
+        let server = Server::start(&tracker).await;
+        *server.says.lock() = Says::Host { address: Some([127, 0, 0, 5]), adds };
+        let running = run(vec![server.address], TIMEOUT, &tracker);
+        running.until("it joined", |running| running.urls() == ["http://engine.example:8000"]).await;
+        let address = async || running.resolver.addresses("engine.example:8000").await.unwrap()[0];
+        let of_server = SocketAddr::from(([127, 0, 0, 5], 8_000));
+        // P7.6
+        assert_eq!(address().await, of_server);
+        let configured = "role=decode,engine=vllm,url=http://engine.example:9000";
+        running.fleet.set_configured(&[WorkerSpec::parse_flag(configured).unwrap()]);
+        // P7.6
+        assert_eq!(address().await.ip(), SYSTEM.ip(), "another worker has the host");
+        running.fleet.set_configured(&[]);
+        assert_eq!(address().await, of_server);
+        *server.says.lock() = Says::Host { address: None, adds: false };
+        // P7.6
+        while address().await.ip() != SYSTEM.ip() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        server.say([1]);
+        running.until("another one is there", |running| running.urls()[0].contains("engine-1")).await;
+        let addresses = running.resolver.addresses("engine-1.example:1").await.unwrap();
+        // P7.6
+        assert_eq!(addresses, [SocketAddr::new(SYSTEM.ip(), 1)], "the server does not know it");
+    }
+}
+
+#[tokio::test]
+async fn p7_targets_keep_their_addresses_while_their_server_is_silent() {
+    let tracker = TaskTracker::new();
+    let server = Server::start(&tracker).await;
+    *server.says.lock() = Says::Host { address: Some([127, 0, 0, 5]), adds: true };
+    let running = run(vec![server.address], Duration::from_millis(300), &tracker);
+    running.until("it joined", |running| !running.urls().is_empty()).await;
+    *server.says.lock() = Says::Host { address: None, adds: true };
+    let (asked, before) =
+        (|| server.over_tcp.load(Ordering::Relaxed), server.over_tcp.load(Ordering::Relaxed));
+    running.until("it asked in vain", |_| asked() > before + 6).await;
+    // P7.6
+    assert_eq!(running.resolver.addresses("engine.example:1").await.unwrap(), [([127, 0, 0, 5], 1).into()]);
+}
+
 #[test]
 fn p10_workers_of_records_may_have_tls() {
     let config = DnsSourceConfig { scheme: Scheme::Https, ..config(Vec::new(), TIMEOUT) };
     let targets = [("engine.example".to_owned(), 8_000)].into();
-    let snapshot = DnsSource::new(config).snapshot(&Records { targets, ttl: TIMEOUT });
+    let records = Records { targets, addresses: BTreeMap::new(), ttl: TIMEOUT };
+    let snapshot = DnsSource::new(config).snapshot(&records);
     // P10.4
     assert_eq!(&*snapshot.workers[0].spec.url, "https://engine.example:8000");
 }

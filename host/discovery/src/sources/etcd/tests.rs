@@ -10,7 +10,7 @@ use std::{
 
 use pointsman_rig::fleet::free_port;
 use pointsman_test_stopping_proxy::StoppingProxy;
-use pointsman_workers::{Registry, Role};
+use pointsman_workers::{Registry, Resolver, Role};
 use tokio_util::{
     sync::{CancellationToken, DropGuard},
     task::TaskTracker,
@@ -130,7 +130,7 @@ fn run_with(endpoints: Vec<String>, timeout: Duration) -> Running {
     let guard = GuardRules { share: 0.5, min_workers: 3, confirm_after: Duration::from_secs(1) };
     let rules = FleetRules { max_workers: 100, drain: Duration::from_secs(30), moves: false, guard };
     let registry = Arc::new(Registry::default());
-    let fleet = Fleet::new(registry.clone(), rules);
+    let fleet = Fleet::new(registry.clone(), Resolver::default(), rules);
     let (tracker, stop) = (TaskTracker::new(), CancellationToken::new());
     let config = EtcdSourceConfig {
         endpoints,
@@ -301,6 +301,7 @@ async fn p8_a_watch_from_a_compacted_revision_reads_everything_again() {
     let response = http::send(member.request("/v3/watch", &body), timeout).await.unwrap();
     let fleet = Fleet::new(
         Arc::new(Registry::default()),
+        Resolver::default(),
         FleetRules {
             max_workers: 9,
             drain: timeout,

@@ -1,6 +1,6 @@
 use std::{path::Path, sync::Arc};
 
-use pointsman_workers::Registry;
+use pointsman_workers::{Registry, Resolver};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::*;
@@ -20,7 +20,7 @@ fn run(path: &Path) -> Running {
     let guard = GuardRules { share: 0.5, min_workers: 3, confirm_after: Duration::from_millis(50) };
     let rules = FleetRules { max_workers: 100, drain: Duration::from_secs(30), moves: false, guard };
     let registry = Arc::new(Registry::default());
-    let fleet = Fleet::new(registry.clone(), rules);
+    let fleet = Fleet::new(registry.clone(), Resolver::default(), rules);
     let (tracker, stop) = (TaskTracker::new(), CancellationToken::new());
     let config = FileSourceConfig {
         path: path.to_owned(),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use pointsman_test_api_server::ApiServer;
-use pointsman_workers::{Engine, Registry, Role, Worker};
+use pointsman_workers::{Engine, Registry, Resolver, Role, Worker};
 use serde_json::{Value, json};
 use tokio_util::{
     sync::{CancellationToken, DropGuard},
@@ -49,7 +49,7 @@ fn run_source(source: KubernetesSource) -> Running {
     let guard = GuardRules { share: 0.5, min_workers: 3, confirm_after: Duration::from_secs(1) };
     let rules = FleetRules { max_workers: 2_000, drain: Duration::from_secs(30), moves: false, guard };
     let registry = Arc::new(Registry::default());
-    let fleet = Fleet::new(registry.clone(), rules);
+    let fleet = Fleet::new(registry.clone(), Resolver::default(), rules);
     let (tracker, stop) = (TaskTracker::new(), CancellationToken::new());
     start(source, fleet.add_source("kubernetes:a"), &tracker, stop.clone());
     tracker.spawn(fleet.clone().run(stop.clone()));
