@@ -72,7 +72,7 @@ pub(crate) fn register(fleet: &Fleet, registry: &Registry) -> Result<Vec<Arc<Wor
             };
             let limit =
                 group.max_concurrency.map_or_else(String::new, |limit| format!(",max_concurrency={limit}"));
-            let (blocks, port) = (group.blocks, 1 + id % 65_535);
+            let (blocks, port) = (group.kv_blocks(fleet.block_tokens), 1 + id % 65_535);
             let mut spec = WorkerSpec::parse_flag(&format!(
                 "id={id},role={role},engine=vllm,url=http://engine-{id}:{port},model={MODEL},total_blocks={blocks}{limit}"
             ))?;

@@ -12,13 +12,17 @@ use pointsman_workers::Role;
 use serde::{Deserialize, Serialize};
 
 mod routing;
+mod step_time;
 
 pub use routing::{GatewayGroup, Outage, Probe, Queue, Routing};
+pub use step_time::StepTimeSpec;
 
 /// Longest transfer, seconds.
 const MAX_TRANSFER_S: f64 = 86_400.0;
 /// Longest overhead of a request, milliseconds.
 const MAX_OVERHEAD_MS: f64 = 60_000.0;
+/// KV tokens of an engine of a fleet file that does not give its blocks: those of Dynamo's replay example.
+const ASSUMED_TOKENS: u32 = 1_048_576;
 /// Maximum number of engines.
 const MAX_ENGINES: u32 = 65_536;
 
@@ -67,9 +71,9 @@ pub struct EngineGroup {
     /// Maximum number of tokens in one step (vLLM's `--max-num-batched-tokens`).
     #[serde(default = "max_batched_tokens")]
     pub max_batched_tokens: u32,
-    /// Number of KV blocks.
-    #[serde(default = "blocks")]
-    pub blocks: u32,
+    /// Number of KV blocks. If not given, it is as many as hold 1,048,576 tokens.
+    #[serde(default)]
+    pub blocks: Option<u32>,
     /// Duration of a step.
     #[serde(default)]
     pub step_time: StepTimeSpec,
@@ -102,34 +106,6 @@ pub struct Links {
     pub lease_s: f64,
 }
 
-/// Formula of a step's duration: a preset's name, or the five coefficients in milliseconds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case", deny_unknown_fields)]
-pub enum StepTimeSpec {
-    /// The polynomial of Dynamo's mocker.
-    #[default]
-    Dynamo,
-    /// DistServe's fit for OPT-13B on A100.
-    #[serde(rename = "distserve-opt-13b-a100")]
-    DistServeOpt13bA100,
-    /// The roofline of BLIS for Llama 3.1 8B on H100.
-    #[serde(rename = "blis-llama-8b-h100")]
-    BlisLlama8bH100,
-    /// `c0 + c1*B + c2*sum(kv) + c3*sum(n) + c4*sum(n^2)`.
-    Linear {
-        /// Milliseconds a step.
-        c0: f64,
-        /// Milliseconds a sequence.
-        c1: f64,
-        /// Milliseconds a context token.
-        c2: f64,
-        /// Milliseconds a new token.
-        c3: f64,
-        /// Milliseconds a squared new token.
-        c4: f64,
-    },
-}
-
 /// Every problem for which a fleet cannot be simulated, with the file and line of its key if the fleet
 /// came from a file.
 #[derive(Debug, thiserror::Error)]
@@ -148,8 +124,9 @@ fn max_batched_tokens() -> u32 {
     8_192
 }
 
-fn blocks() -> u32 {
-    2_048
+/// Returns the number of KV blocks of an engine for which a fleet file gives none.
+pub(crate) fn assumed_blocks(block_tokens: u32) -> u32 {
+    ASSUMED_TOKENS / block_tokens.max(1)
 }
 
 impl Default for Links {
@@ -178,7 +155,7 @@ impl Default for Fleet {
 }
 
 impl EngineGroup {
-    /// `count` engines of a role with vLLM's defaults and the capacity of Dynamo's replay example.
+    /// `count` engines of a role with vLLM's defaults and the 2,048 blocks of Dynamo's replay example.
     #[must_use]
     pub fn new(role: Role, count: u32) -> Self {
         Self {
@@ -186,7 +163,7 @@ impl EngineGroup {
             count,
             max_num_seqs: max_num_seqs(),
             max_batched_tokens: max_batched_tokens(),
-            blocks: blocks(),
+            blocks: Some(2_048),
             step_time: StepTimeSpec::Dynamo,
             request_overhead_ms: 0.0,
             max_concurrency: None,
@@ -195,11 +172,16 @@ impl EngineGroup {
         }
     }
 
+    /// Returns the number of KV blocks, in a fleet with blocks of this size.
+    pub(crate) fn kv_blocks(&self, block_tokens: u32) -> u32 {
+        self.blocks.unwrap_or_else(|| assumed_blocks(block_tokens))
+    }
+
     pub(crate) fn limits(&self, block_tokens: u32) -> BatchLimits {
         BatchLimits {
             max_num_seqs: self.max_num_seqs,
             max_batched_tokens: self.max_batched_tokens,
-            blocks: self.blocks,
+            blocks: self.kv_blocks(block_tokens),
             block_size: block_tokens,
             prefill_only: self.role == Role::Prefill,
         }
@@ -210,12 +192,7 @@ impl EngineGroup {
     }
 
     pub(crate) fn step_time(&self) -> StepTime {
-        match self.step_time {
-            StepTimeSpec::Dynamo => StepTime::Dynamo,
-            StepTimeSpec::DistServeOpt13bA100 => StepTime::DistServeOpt13bA100,
-            StepTimeSpec::BlisLlama8bH100 => StepTime::BlisLlama8bH100,
-            StepTimeSpec::Linear { c0, c1, c2, c3, c4 } => StepTime::Linear { c0, c1, c2, c3, c4 },
-        }
+        self.step_time.formula()
     }
 
     /// Appends the problems of the group at position `place`.
@@ -224,7 +201,7 @@ impl EngineGroup {
             ("count", self.count),
             ("max_num_seqs", self.max_num_seqs),
             ("max_batched_tokens", self.max_batched_tokens),
-            ("blocks", self.blocks),
+            ("blocks", self.blocks.unwrap_or(1)),
         ] {
             if !(1..=16_777_216).contains(&value) {
                 let message = format!("{value} is not within 1 to 16777216");
@@ -243,29 +220,6 @@ impl EngineGroup {
                 let message = format!("{all:?} are not five numbers of 0 or more of which one is above 0");
                 problems.push(Problem::new(format!("engines[{place}].step_time"), message));
             }
-        }
-    }
-}
-
-impl StepTimeSpec {
-    /// Names of the presets.
-    pub const NAMES: [&str; 3] = ["dynamo", "distserve-opt-13b-a100", "blis-llama-8b-h100"];
-
-    /// Returns the preset of this name.
-    #[must_use]
-    pub fn by_name(name: &str) -> Option<Self> {
-        let presets = [Self::Dynamo, Self::DistServeOpt13bA100, Self::BlisLlama8bH100];
-        Self::NAMES.iter().zip(presets).find(|(known, _)| **known == name).map(|(_, preset)| preset)
-    }
-
-    /// Returns its name in reports.
-    #[must_use]
-    pub fn name(&self) -> &'static str {
-        match self {
-            Self::Dynamo => "dynamo",
-            Self::DistServeOpt13bA100 => "distserve-opt-13b-a100",
-            Self::BlisLlama8bH100 => "blis-llama-8b-h100",
-            Self::Linear { .. } => "linear",
         }
     }
 }
@@ -370,6 +324,19 @@ impl Fleet {
     #[must_use]
     pub fn count(&self) -> u32 {
         self.engines.iter().fold(0, |sum, group| sum.saturating_add(group.count))
+    }
+
+    /// Says what is assumed for engines for which the file does not give the number of blocks.
+    pub(crate) fn assumption(&self) -> Option<String> {
+        let without = self.engines.iter().filter(|group| group.blocks.is_none());
+        let (count, blocks) = (without.map(|group| group.count).sum::<u32>(), self.block_tokens);
+        (count > 0).then(|| {
+            format!(
+                "`blocks` is not given for {count} engines of the fleet: {} blocks of {blocks} tokens, which hold \
+                 {ASSUMED_TOKENS} tokens of KV, are assumed for each",
+                assumed_blocks(blocks)
+            )
+        })
     }
 
     fn problem_of_roles(&self) -> Option<Problem> {

@@ -103,7 +103,7 @@ async fn play(cluster: &Arc<TestCluster>, trace: &Trace) -> Vec<Seen> {
 fn simulate(trace: Trace, draws: Draws) -> Vec<Outcome> {
     let step_time = StepTimeSpec::Linear { c0: STEP_MS, c1: 0.0, c2: 0.0, c3: 0.0, c4: 0.0 };
     let group = EngineGroup {
-        blocks: BLOCKS,
+        blocks: Some(BLOCKS),
         step_time,
         ..EngineGroup::new(pointsman_workers::Role::Aggregated, ENGINES)
     };

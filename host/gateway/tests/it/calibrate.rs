@@ -221,7 +221,7 @@ async fn a_known_step_time_is_recovered_over_sockets_and_compare_reads_the_fleet
     assert!(engine.requests.lock().len() <= 110 && engine.open.lock().1 <= 4, "{:?}", engine.open.lock());
     let fleet = Fleet::read(&directory.path().join("fleet.toml")).expect("a fleet");
     let group = &fleet.engines[0];
-    assert_eq!((fleet.block_tokens, group.blocks, group.max_num_seqs), (32, 1_024, 16));
+    assert_eq!((fleet.block_tokens, group.blocks, group.max_num_seqs), (32, Some(1_024), 16));
     assert_eq!(group.max_batched_tokens, 256);
     let pointsman_lab::StepTimeSpec::Linear { c0, c1, c3, c4, .. } = group.step_time else {
         panic!("{told}")

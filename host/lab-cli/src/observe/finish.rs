@@ -138,7 +138,7 @@ fn limit_of_mean(written: &[Written], mean: f64) -> f64 {
 pub(super) fn fleet(args: &ObserveArgs, logs: &[EngineLog]) -> (Fleet, Option<usize>) {
     let mut group = EngineGroup::new(Role::Aggregated, logs.iter().map(EngineLog::ranks).sum());
     let reported = |value: fn(&EngineLog) -> Option<u32>| logs.iter().find_map(value);
-    group.blocks = reported(|log| log.facts.total_blocks).unwrap_or(DEFAULT_BLOCKS);
+    group.blocks = reported(|log| log.facts.total_blocks).or(Some(DEFAULT_BLOCKS));
     group.max_num_seqs = args.max_num_seqs;
     group.max_batched_tokens = args.max_batched_tokens;
     let windows: Vec<Window> = logs.iter().flat_map(EngineLog::fitted_windows).collect();

@@ -13,7 +13,7 @@ pub fn fleet_text(fleet: &Fleet, notes: &[String]) -> String {
     }
     let _ = writeln!(text, "block_tokens = {}", fleet.block_tokens);
     for group in &fleet.engines {
-        engines(&mut text, group);
+        engines(&mut text, group, fleet.block_tokens);
     }
     let links = &fleet.links;
     let _ = write!(
@@ -26,14 +26,14 @@ pub fn fleet_text(fleet: &Fleet, notes: &[String]) -> String {
     text
 }
 
-fn engines(text: &mut String, group: &EngineGroup) {
+fn engines(text: &mut String, group: &EngineGroup, block_tokens: u32) {
     let _ = write!(
         text,
         "\n[[engines]]\nrole = \"{}\"\ncount = {}\nblocks = {}\nmax_num_seqs = {}\nmax_batched_tokens = {}\n\
          request_overhead_ms = {}\n",
         group.role.as_str(),
         group.count,
-        group.blocks,
+        group.kv_blocks(block_tokens),
         group.max_num_seqs,
         group.max_batched_tokens,
         rounded(group.request_overhead_ms),
@@ -63,7 +63,7 @@ mod tests {
         let group = |role| EngineGroup {
             step_time,
             request_overhead_ms: 3.5,
-            blocks: 77,
+            blocks: Some(77),
             ..EngineGroup::new(role, 2)
         };
         let engines = vec![group(Role::Prefill), group(Role::Decode)];

@@ -252,7 +252,7 @@ impl Capacity {
     #[must_use]
     pub fn group(&self, role: Role) -> EngineGroup {
         EngineGroup {
-            blocks: self.blocks,
+            blocks: Some(self.blocks),
             max_num_seqs: self.max_num_seqs,
             max_batched_tokens: self.max_batched_tokens,
             ..EngineGroup::new(role, 1)

@@ -7,7 +7,7 @@ const TRUTH: [f64; 5] = [8.0, 0.4, 0.0006, 0.05, 0.00002];
 fn group(role: Role) -> EngineGroup {
     let [c0, c1, c2, c3, c4] = TRUTH;
     EngineGroup {
-        blocks: 4_096,
+        blocks: Some(4_096),
         max_num_seqs: 16,
         max_batched_tokens: 512,
         request_overhead_ms: 3.0,

@@ -47,7 +47,7 @@ fn group(role: Role) -> impl Strategy<Value = EngineGroup> {
         move |(count, step_time, request_overhead_ms, blocks, max_batched_tokens)| EngineGroup {
             step_time,
             request_overhead_ms,
-            blocks,
+            blocks: Some(blocks),
             max_batched_tokens,
             ..EngineGroup::new(role, count)
         },

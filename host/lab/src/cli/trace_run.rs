@@ -58,6 +58,7 @@ impl RunArgs {
             outcomes.try_for_each(|(number, outcome)| writeln!(out, "{}", line(number, outcome)))
         })?;
         print_notes(&trace)?;
+        fleet.assumption().iter().try_for_each(|note| super::print(&format!("warning: {note}\n")))?;
         let told = match result.exchanged {
             ExchangedMessages { messages: 0, .. } => String::new(),
             ExchangedMessages { messages, bytes } => {

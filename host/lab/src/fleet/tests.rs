@@ -6,8 +6,8 @@ fn a_fleet_file_names_its_groups() {
                 count = 3\nblocks = 100\nstep_time = { linear = { c0 = 1, c1 = 0, c2 = 0, c3 = 0.1, c4 = 0 } }\n";
     let fleet: Fleet = toml::from_str(text).unwrap();
     fleet.check().unwrap();
-    let blocks: Vec<u32> = fleet.engines.iter().map(|group| group.blocks).collect();
-    assert_eq!(blocks, [2_048, 100]);
+    let blocks: Vec<u32> = fleet.engines.iter().map(|group| group.kv_blocks(16)).collect();
+    assert_eq!(blocks, [65_536, 100]);
 }
 
 #[test]
@@ -68,4 +68,26 @@ fn a_transfer_takes_its_bytes_and_the_latency() {
     let links =
         Links { bytes_per_token: 1_000_000, gigabytes_per_second: 1.0, latency_ms: 2.0, ..Links::default() };
     assert_eq!(links.transfer(10), Duration::from_millis(12));
+}
+
+#[test]
+fn o8_5_an_engine_without_a_number_of_blocks_has_as_many_tokens_in_blocks_of_any_size() {
+    for (block_tokens, blocks) in [(16, 65_536), (64, 16_384), (512, 2_048), (65_536, 16)] {
+        let text = format!(
+            "block_tokens = {block_tokens}\n[[engines]]\ncount = 3\n[[engines]]\ncount = 1\nblocks = 7\n"
+        );
+        let fleet: Fleet = toml::from_str(&text).unwrap();
+        fleet.check().unwrap();
+        let limits = fleet.engines[0].limits(block_tokens);
+        // O8.5
+        assert_eq!((limits.blocks, limits.block_size), (blocks, block_tokens));
+        let note = format!(
+            "`blocks` is not given for 3 engines of the fleet: {blocks} blocks of {block_tokens} tokens, which hold \
+             1048576 tokens of KV, are assumed for each"
+        );
+        // O8.5
+        assert_eq!(fleet.assumption(), Some(note));
+    }
+    let given: Fleet = toml::from_str("[[engines]]\ncount = 1\nblocks = 7\n").unwrap();
+    assert_eq!(given.assumption(), None);
 }

@@ -385,7 +385,7 @@ fn the_unlimited_cache_is_that_of_the_requests_that_fit_into_an_engine() {
     let mut trace = Trace { block_tokens: 64, requests: small.chain(large).collect(), ..Trace::default() };
     trace.sort();
     let mut fleet = engines(&[(Role::Aggregated, 1)]);
-    fleet.engines[0].blocks = 16;
+    fleet.engines[0].blocks = Some(16);
     let report = compared_on(&trace, &fleet, RunOptions::default());
     // O8.2: nine of ten find three blocks of 64 tokens.
     let ceiling = 9.0 * 192.0 / 2_000.0;

@@ -12,6 +12,7 @@ pub(super) fn of(comparison: &Comparison, plan: &Plan<'_>) -> Vec<String> {
         warnings.push(format!("{} malformed lines of the trace were left out", comparison.skipped_lines));
     }
     warnings.extend(plan.trace.notes.iter().cloned());
+    warnings.extend(plan.fleet.assumption());
     if comparison.seeds < plan.seeds {
         let (over, planned) = (comparison.seeds, plan.seeds);
         warnings.push(format!("interrupted: {over} of {planned} seeds were completed"));

@@ -17,7 +17,7 @@ fn agents() -> Trace {
 }
 
 fn result(formula: &str, trace: &Trace) -> RunResult {
-    let group = EngineGroup { blocks: 65_536, ..EngineGroup::new(Role::Aggregated, 4) };
+    let group = EngineGroup { blocks: Some(65_536), ..EngineGroup::new(Role::Aggregated, 4) };
     let fleet = Fleet { block_tokens: 64, engines: vec![group], ..Fleet::default() };
     let arm = Arm::parse(&format!("formula@{{\"cost\": \"{formula}\"}}")).unwrap();
     let result = run(&arm, trace, &fleet, RunOptions::default()).unwrap();

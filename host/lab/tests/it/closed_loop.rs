@@ -15,7 +15,8 @@ use pointsman_workers::Role;
 /// Returns engines whose steps take this number of milliseconds.
 fn fleet(engines: u32, step_ms: f64) -> Fleet {
     let step_time = StepTimeSpec::Linear { c0: step_ms, c1: 0.0, c2: 0.0, c3: 0.0, c4: 0.0 };
-    let group = EngineGroup { step_time, blocks: 65_536, ..EngineGroup::new(Role::Aggregated, engines) };
+    let group =
+        EngineGroup { step_time, blocks: Some(65_536), ..EngineGroup::new(Role::Aggregated, engines) };
     Fleet { block_tokens: 64, engines: vec![group], ..Fleet::default() }
 }
 

@@ -12,7 +12,7 @@ const SHARED: u32 = 8_192;
 
 fn fleet() -> Fleet {
     let step_time = StepTimeSpec::Linear { c0: 6.0, c1: 0.02, c2: 0.000_05, c3: 0.02, c4: 0.0 };
-    let group = EngineGroup { step_time, blocks: 4_096, ..EngineGroup::new(Role::Aggregated, 4) };
+    let group = EngineGroup { step_time, blocks: Some(4_096), ..EngineGroup::new(Role::Aggregated, 4) };
     Fleet { block_tokens: 64, engines: vec![group], ..Fleet::default() }
 }
 

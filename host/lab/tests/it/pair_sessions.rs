@@ -17,7 +17,7 @@ const NEW: u32 = 1_024;
 /// Two prefill and four decode engines. A token's KV of 128 KiB takes 26 µs on its way.
 fn fleet() -> Fleet {
     let step_time = StepTimeSpec::Linear { c0: 6.0, c1: 0.02, c2: 0.000_05, c3: 0.02, c4: 0.0 };
-    let group = |role, count| EngineGroup { step_time, blocks: 8_192, ..EngineGroup::new(role, count) };
+    let group = |role, count| EngineGroup { step_time, blocks: Some(8_192), ..EngineGroup::new(role, count) };
     let engines = vec![group(Role::Prefill, 2), group(Role::Decode, 4)];
     let links =
         Links { bytes_per_token: 131_072, gigabytes_per_second: 5.0, latency_ms: 5.0, ..Links::default() };
