@@ -37,31 +37,38 @@ struct Line {
     hash_ids: Vec<u64>,
 }
 
-/// A conversation: the requests with the same root.
-struct Conversation {
-    /// Id of its first request.
-    root: i64,
+/// A request that was read.
+struct Chat {
+    id: i64,
+    /// Position of the request that it continues.
+    parent: Option<usize>,
+    /// Number of requests that continue it.
+    children: u32,
+    /// Number of requests from the first of its conversation to it.
     turns: u32,
-    /// Number of tokens of the newest prompt and its answer.
+    /// Number of tokens of its prompt and its answer.
     tokens: u32,
-    /// Arrival of the newest request, and the time at which its answer ends if no other load delays it.
-    newest: (Duration, Duration),
+    at: Duration,
+    /// Time at which its answer ends if no other load delays it.
+    end: Duration,
 }
 
-/// Reads lines, and finds the conversation of each in the earlier lines.
+/// Reads lines, and finds the request that each continues in the earlier lines.
 #[derive(Default)]
 pub(super) struct Reader {
-    /// For each request, the position of its conversation in `conversations`.
-    chats: HashMap<i64, usize>,
-    conversations: Vec<Conversation>,
+    /// For each request, its position in `chats`.
+    places: HashMap<i64, usize>,
+    chats: Vec<Chat>,
     /// Parents that are not in the file. Their conversations began before the trace.
     missing: HashSet<i64>,
+    /// Number of sessions so far.
+    sessions: usize,
 }
 
 impl ReadLines for Reader {
     fn line(&mut self, text: &str, block_tokens: u32) -> Result<Option<TraceRequest>, String> {
         let line: Line = parse_line(text.as_bytes())?;
-        let (chat, parent) = (line.chat_id, line.parent_chat_id.unwrap_or(NO_PARENT));
+        let (id, parent) = (line.chat_id, line.parent_chat_id.unwrap_or(NO_PARENT));
         let input_tokens = tokens("input_length", line.input_length, 1)?;
         let output_tokens = tokens("output_length", line.output_length, 0)?;
         check_block_count(&line.hash_ids, input_tokens, block_tokens)?;
@@ -70,37 +77,58 @@ impl ReadLines for Reader {
         if let Some(turn) = line.turn.filter(|turn| !(1..=MAX_TURNS).contains(turn)) {
             return Err(format!("`turn` is {turn}; expected 1 to {MAX_TURNS}"));
         }
-        let place = self.conversation(chat, parent, at)?;
+        let parent = self.parent(id, parent, at)?;
+        let answered = output_tokens.max(1);
         let mut request = TraceRequest { at, input_tokens, output_tokens, ..TraceRequest::default() };
         request.blocks = line.hash_ids.into();
-        let mut new_tokens = input_tokens;
-        if let Some(before) = place.and_then(|place| self.conversations.get(place)) {
-            request.delay = Some(at.saturating_sub(before.newest.1));
+        let (mut new_tokens, mut turns, mut begins_session) = (input_tokens, 0, true);
+        if let Some(before) = parent.and_then(|place| self.chats.get(place)) {
+            turns = before.turns;
+            begins_session = before.children > 0;
+            request.delay = Some(at.saturating_sub(before.end));
             new_tokens = input_tokens.saturating_sub(before.tokens);
         }
-        let place = place.unwrap_or(self.conversations.len());
-        if place == self.conversations.len() {
-            self.conversations.push(Conversation { root: chat, turns: 0, tokens: 0, newest: (at, at) });
+        let turns = next_turn(turns)?;
+        if begins_session {
+            check_count(self.sessions)?;
+            self.sessions += 1;
         }
-        self.chats.insert(chat, place);
-        if let Some(conversation) = self.conversations.get_mut(place) {
-            conversation.turns = next_turn(conversation.turns)?;
-            let answered = output_tokens.max(1);
-            conversation.tokens = input_tokens.saturating_add(answered);
-            conversation.newest = (at, at + nominal_time(new_tokens, answered));
-            request.session = Some(conversation.root.to_string());
+        if let Some(before) = parent.and_then(|place| self.chats.get_mut(place)) {
+            before.children += 1;
         }
+        self.places.insert(id, self.chats.len());
+        let (end, tokens) = (at + nominal_time(new_tokens, answered), input_tokens.saturating_add(answered));
+        self.chats.push(Chat { id, parent, children: 0, turns, tokens, at, end });
         Ok(Some(request))
+    }
+
+    /// Finds the sessions. A request continues the session of its parent. Where several requests continue
+    /// one, each is a fork, so that none waits for the answer to another.
+    fn finish(&mut self, requests: &mut [TraceRequest]) {
+        let mut sessions: Vec<i64> = Vec::with_capacity(self.chats.len());
+        for (chat, request) in self.chats.iter().zip(requests) {
+            let parent = chat.parent.and_then(|place| Some((self.chats.get(place)?, *sessions.get(place)?)));
+            let session = match parent {
+                Some((before, session)) if before.children == 1 => session,
+                Some((_, session)) => {
+                    request.parent = Some(session.to_string());
+                    chat.id
+                }
+                None => chat.id,
+            };
+            request.session = Some(session.to_string());
+            sessions.push(session);
+        }
     }
 }
 
 impl Reader {
-    /// Returns the position of the conversation that a request continues, or `None` if it begins one.
-    fn conversation(&mut self, chat: i64, parent: i64, at: Duration) -> Result<Option<usize>, String> {
+    /// Returns the position of the request that a request continues, or `None` if it begins a conversation.
+    fn parent(&mut self, chat: i64, parent: i64, at: Duration) -> Result<Option<usize>, String> {
         if chat < 0 {
             return Err(format!("`chat_id` is {chat}; expected 0 or more"));
         }
-        if self.chats.contains_key(&chat) {
+        if self.places.contains_key(&chat) {
             return Err(format!("`chat_id` is {chat}, which an earlier line has"));
         }
         if self.missing.contains(&chat) {
@@ -109,18 +137,17 @@ impl Reader {
         if parent == chat {
             return Err(format!("`parent_chat_id` is {parent}, the `chat_id` itself"));
         }
-        if let Some(place) = self.chats.get(&parent).copied() {
-            let begun = self.conversations.get(place).map_or(Duration::ZERO, |before| before.newest.0);
-            if at < begun {
+        if let Some(place) = self.places.get(&parent).copied() {
+            let before = self.chats.get(place).map_or(Duration::ZERO, |before| before.at);
+            if at < before {
                 return Err(format!(
-                    "`timestamp` is {} s, before that of the conversation's line before it ({} s)",
+                    "`timestamp` is {} s, before that of its `parent_chat_id` ({} s)",
                     at.as_secs_f64(),
-                    begun.as_secs_f64()
+                    before.as_secs_f64()
                 ));
             }
             return Ok(Some(place));
         }
-        check_count(self.conversations.len())?;
         match parent {
             NO_PARENT => {}
             0.. => {

@@ -68,3 +68,30 @@ fn a_bad_line_is_named_with_its_field_or_skipped_and_counted() {
         assert_eq!((trace.requests.len(), trace.skipped), (2, 1), "{problem}");
     }
 }
+
+#[test]
+fn o10_10_branches_of_a_chat_wait_for_its_answer_and_not_for_each_other() {
+    let text = line(1, -1, 0.0, 20, "[1, 2]")
+        + &line(2, 1, 10.0, 40, "[1, 2, 3]")
+        + &line(3, 1, 10.1, 40, "[1, 2, 4]")
+        + &line(4, 3, 20.0, 60, "[1, 2, 4, 5]");
+    let trace = parse(&text, false).unwrap();
+    let sessions: Vec<_> =
+        trace.requests.iter().map(|one| (one.session.as_deref().unwrap(), one.parent.as_deref())).collect();
+    // O10.10
+    assert_eq!(sessions, [("1", None), ("2", Some("1")), ("3", Some("1")), ("3", None)]);
+    let delays: Vec<_> = trace.requests.iter().map(|one| one.delay.map(|delay| delay.as_millis())).collect();
+    // The answer to chat 1 ends at 2.001 s, that to chat 3 at 12.1 s.
+    assert_eq!(delays, [None, Some(7_999), Some(8_099), Some(7_900)]);
+    let waits = |trace: &Trace| {
+        let mut waits: Vec<(usize, usize)> = crate::trace::Order::of(trace).pairs().collect();
+        waits.sort_unstable();
+        waits
+    };
+    // O10.10
+    assert_eq!(waits(&trace), [(0, 1), (0, 2), (2, 3)]);
+    let mut out = Vec::new();
+    trace.write_mooncake(&mut out).unwrap();
+    let again = Trace::parse(&*out, "trace", "trace".to_owned(), None, Some(16), false).unwrap();
+    assert_eq!((waits(&again), &again.requests), (waits(&trace), &trace.requests));
+}
