@@ -80,8 +80,8 @@ struct LaterTurns {
 impl Sessions {
     /// Checks the session fields of a request, and counts the request. `is_timed`: its line has a
     /// `timestamp`. Without one, the request gets the arrival of the newest request that it waits for, so
-    /// that a stable sort by arrival leaves it behind that request. `is_whole`: its line says that it has the
-    /// whole prompt.
+    /// that a stable sort by arrival leaves it behind that request, and a later turn without a `delay` gets
+    /// one of 0. `is_whole`: its line says that it has the whole prompt.
     pub(super) fn check(
         &mut self,
         request: &mut TraceRequest,
@@ -101,6 +101,7 @@ impl Sessions {
             if !is_timed {
                 let forks = if request.join { session.last_of_forks } else { Duration::ZERO };
                 request.at = session.last.max(forks);
+                request.delay.get_or_insert_default();
             }
             if request.delay.is_some() && !is_whole {
                 self.later.count(session, request, is_timed);

@@ -108,3 +108,20 @@ fn a_turn_of_the_selected_model_without_a_time_keeps_the_time_of_its_session() {
     let trace = parse(&lines.each_ref().map(String::as_str), false).unwrap().of_model("a").unwrap();
     assert_eq!(arrivals(&trace), [("p", 0), ("c", 500)]);
 }
+
+#[test]
+fn o10_11_a_turn_without_time_and_delay_follows_the_answer_before_it_at_once() {
+    let session = r#""session_id": "s""#;
+    for group in ["", r#", "group_id": 1"#] {
+        let of = |line: String| line.replace(session, &format!("{session}{group}"));
+        let lines = [line(0, session), untimed(session), untimed(session)].map(of);
+        let trace = parse(&lines.each_ref().map(String::as_str), false).unwrap();
+        let delays: Vec<_> = trace.requests.iter().map(|one| one.delay).collect();
+        // O10.11
+        assert_eq!(delays, [None, Some(Duration::ZERO), Some(Duration::ZERO)]);
+        let mut waits: Vec<(usize, usize)> = crate::trace::Order::of(&trace).pairs().collect();
+        waits.sort_unstable();
+        // O10.11
+        assert_eq!(waits, [(0, 1), (1, 2)]);
+    }
+}
