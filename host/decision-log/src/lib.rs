@@ -116,6 +116,9 @@ pub struct LoggedDecision {
     /// Digest of the policy's settings; `None`: it has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub settings_digest: Option<String>,
+    /// Name of the last filter before the policy; `None`: no filter.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub filter: Option<String>,
     /// Kind of the decider: `policy`, `native`, `fallback`, `pin`, `session` or `plan`.
     pub decider: String,
     /// Reason of a fallback, or the native mode.
@@ -164,6 +167,9 @@ pub struct LoggedShadow {
     /// Digest of the policy's settings; `None`: it has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub settings_digest: Option<String>,
+    /// Name of the last filter before the policy; `None`: no filter.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub filter: Option<String>,
     /// `chose`, `abstained`, `nobody_left`, `refused` or `failed`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub answer: Option<String>,

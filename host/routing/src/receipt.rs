@@ -121,10 +121,9 @@ pub struct Receipt {
     /// The shadow's program, when there was one.
     #[serde(skip)]
     pub shadow_program: Option<Arc<ProgramSummary>>,
-    /// Names of the last filter and of the policy that ranks, as `GET /policies` shows them; `native` without
-    /// a policy.
+    /// The generation's program.
     #[serde(skip)]
-    pub program: Arc<str>,
+    pub program: Arc<ProgramSummary>,
     /// Name of the policy that ranks, when the slot has one.
     pub policy: Option<Arc<str>>,
     /// Digest of the policy that ranks, when the slot has one.

@@ -194,6 +194,26 @@ async fn i10_an_export_has_the_lengths_that_engines_reported() {
 }
 
 #[tokio::test]
+async fn i10_22_the_filter_before_a_policy_is_in_the_log() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = dir.path().join("log");
+    let slots = "[policies.slots.aggregated]\nbuiltin = 'kv-aware'\n\
+                 filters = [{ policy = 'formula', settings = { keep = 'active_requests < 1000' } }]\n";
+    let cluster = cluster(|config| {
+        config.policies.slots = toml::from_str::<Config>(slots).unwrap().policies.slots;
+        config.decisions.log_dir = Some(log.clone());
+    })
+    .await;
+    complete(&cluster, &[1, 2, 3], json!({})).await;
+    cluster.at_rest().await.unwrap();
+    cluster.gateway.drain().await;
+    let logged = lines(&log);
+    let decision = &logged[1]["decisions"][0];
+    // I10.22
+    assert_eq!([&decision["filter"], &decision["policy"]], ["formula", "kv-aware"], "{decision}");
+}
+
+#[tokio::test]
 async fn a_log_that_cannot_be_written_costs_no_request_and_is_counted() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("file"), "").unwrap();

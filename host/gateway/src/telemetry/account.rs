@@ -210,7 +210,7 @@ impl Account {
         let slot = receipt.slot.as_str();
         let labels = DecisionLabels {
             slot,
-            policy: Name(receipt.program.clone()),
+            policy: Name(receipt.program.name.clone()),
             lane: receipt.lane.as_str(),
             decider: receipt.decider.label(),
         };

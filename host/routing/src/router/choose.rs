@@ -301,7 +301,7 @@ impl Chosen {
             lane: self.generation.lane,
             shadow: self.shadow,
             shadow_program: self.shadow_program,
-            program: self.generation.summary.name.clone(),
+            program: self.generation.summary.clone(),
             policy: info.map(|info| info.name.clone()),
             digest: info.map(|info| info.digest),
             settings_digest: info.and_then(|info| info.settings_digest),

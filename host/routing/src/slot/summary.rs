@@ -77,6 +77,12 @@ impl ProgramSummary {
         Self { slot, model: model.clone(), generation, lane, name, policies, picker }
     }
 
+    /// The last filter, which is the one that [`Self::name`] has.
+    #[must_use]
+    pub fn filter(&self) -> Option<&PolicySummary> {
+        self.policies.iter().rfind(|step| step.world == World::Filter)
+    }
+
     /// The policy that ranks: the first that is not a filter.
     #[must_use]
     pub fn ranker(&self) -> Option<&PolicySummary> {

@@ -23,8 +23,8 @@ impl Account {
 
 fn chosen(receipt: &Receipt) -> String {
     let Receipt { leg, worker, rank, generation, program, .. } = receipt;
-    let by = receipt.decider.fallback().unwrap_or(receipt.decider.label());
-    format!("{leg}={worker}/{rank}{} {program}@{generation} {by}", id(receipt.id))
+    let (policy, by) = (&program.name, receipt.decider.fallback().unwrap_or(receipt.decider.label()));
+    format!("{leg}={worker}/{rank}{} {policy}@{generation} {by}", id(receipt.id))
 }
 
 fn refused(decision: &RefusedDecision) -> String {

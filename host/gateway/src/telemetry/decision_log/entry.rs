@@ -156,6 +156,7 @@ fn decision(receipt: &Receipt, retried: bool) -> LoggedDecision {
         policy: receipt.policy.as_ref().map(ToString::to_string),
         digest: receipt.digest.map(|digest| digest.to_string()),
         settings_digest: receipt.settings_digest.map(|digest| digest.to_string()),
+        filter: filter(&receipt.program),
         decider: receipt.decider.label().to_owned(),
         reason,
         attempt: receipt.attempt,
@@ -168,6 +169,10 @@ fn decision(receipt: &Receipt, retried: bool) -> LoggedDecision {
         verdict: None,
         shadow: receipt.shadow.as_ref().map(|answer| shadow(answer, receipt.shadow_program.as_deref())),
     }
+}
+
+fn filter(program: &ProgramSummary) -> Option<String> {
+    program.filter().map(|filter| filter.name.to_string())
 }
 
 fn settings(ranker: Option<&PolicySummary>) -> Option<String> {
@@ -186,6 +191,7 @@ fn shadow(shadow: &ShadowResult, program: Option<&ProgramSummary>) -> LoggedShad
         policy: ranker.map(|ranker| ranker.name.to_string()),
         digest: ranker.map(|ranker| ranker.digest.to_string()),
         settings_digest: settings(ranker),
+        filter: program.and_then(filter),
         answer: Some(shadow.answer.label().to_owned()),
         status,
         kind,
@@ -208,6 +214,7 @@ fn refusal(refused: &RefusedDecision) -> LoggedDecision {
         policy: ranker.map(|ranker| ranker.name.to_string()),
         digest: ranker.map(|ranker| ranker.digest.to_string()),
         settings_digest: settings(ranker),
+        filter: filter(program),
         decider: if ranker.is_some() { "policy" } else { "native" }.to_owned(),
         verdict: Some(refused.code.to_owned()),
         ..LoggedDecision::default()
@@ -216,4 +223,45 @@ fn refusal(refused: &RefusedDecision) -> LoggedDecision {
 
 fn millis(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
+}
+
+#[cfg(test)]
+mod tests {
+    use pointsman_routing::{Digest, World, facts::Wants};
+
+    use super::*;
+
+    #[test]
+    fn i10_22_the_filter_is_that_of_the_program_and_not_a_part_of_a_name() {
+        let step = |(name, world): (&str, World)| PolicySummary {
+            name: name.into(),
+            version: "1".into(),
+            digest: Digest([7; 32]),
+            settings_digest: None,
+            world,
+            wants: Wants::default(),
+            weight: None,
+        };
+        let (one, two, last) =
+            (("a+b", World::Filter), ("c", World::Filter), ("prefix+load", World::Selector));
+        for (policies, filter, policy) in [
+            (vec![last], None, Some("prefix+load")),
+            (vec![one, last], Some("a+b"), Some("prefix+load")),
+            (vec![one, two, last], Some("c"), Some("prefix+load")),
+            (vec![one], Some("a+b"), None),
+        ] {
+            let program = Arc::new(ProgramSummary {
+                slot: SlotKind::Aggregated,
+                model: None,
+                generation: Generation(1),
+                lane: Lane::Active,
+                name: "name".into(),
+                policies: policies.into_iter().map(step).collect(),
+                picker: None,
+            });
+            let logged = refusal(&RefusedDecision { id: None, program, code: "shed" });
+            // I10.22
+            assert_eq!((logged.filter.as_deref(), logged.policy.as_deref()), (filter, policy));
+        }
+    }
 }

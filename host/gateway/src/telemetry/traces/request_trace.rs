@@ -322,7 +322,7 @@ fn decision(receipt: &Receipt) -> Attributes {
         attributes.label("pointsman.fallback", reason);
     }
     if receipt.policy.is_some() {
-        attributes.shared("pointsman.policy", &receipt.program);
+        attributes.shared("pointsman.policy", &receipt.program.name);
     }
     if let Some(digest) = receipt.digest {
         attributes.id("pointsman.digest", digest);
