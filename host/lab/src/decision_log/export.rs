@@ -123,7 +123,7 @@ impl ExportArgs {
             "\nCompare what ran, and what ran beside it as canary and shadow, on this traffic:\n\n  pointsman compare \
              --trace {output} --trace-block {block} --fleet fleet.toml --seeds 5 --jitter-ms 20"
         );
-        let (mut files, mut warnings) = (BTreeSet::new(), Vec::new());
+        let (mut files, mut warnings) = (BTreeSet::new(), Vec::from_iter(seen.sessions()));
         for LaneArm { lane, parts, warnings: of_lane } in seen.arms() {
             let _ = write!(text, " \\\n      --arm {lane}={}", parts.join("+"));
             files.extend(parts.into_iter().filter(|part| part.starts_with("./")));

@@ -10,6 +10,8 @@ use pointsman_decision_log::{LoggedDecision, LoggedRequest};
 use pointsman_embedded_policies::{by_name, default_of};
 use pointsman_policy_runtime::FORMULA_SUFFIX;
 
+use crate::fleet::assumed_blocks;
+
 const OVERRIDE: &str = "decode-override";
 
 /// Policies and workers of the slots during the exported requests.
@@ -17,8 +19,13 @@ const OVERRIDE: &str = "decode-override";
 pub(super) struct Seen {
     /// Number of decisions, by lane, slot and rule.
     policies: BTreeMap<(&'static str, String, Ran), u64>,
+    /// Number of decisions with a filter before the policy, by lane, slot and filter.
+    filters: BTreeMap<(&'static str, String, String), u64>,
     /// Chosen workers, by slot.
     workers: BTreeMap<String, BTreeSet<(u64, u32)>>,
+    /// Number of decisions for a worker, and of those that sessions made.
+    decisions: u64,
+    by_session: u64,
 }
 
 /// A policy with its settings, or a native mode.
@@ -47,11 +54,15 @@ impl Seen {
             if let Some(ran) = Ran::of(decision) {
                 *self.policies.entry((lane, decision.slot.clone(), ran)).or_default() += 1;
             }
+            self.note_filter(lane, decision, decision.filter.as_ref());
             if let (Some(worker), Some(rank)) = (decision.worker, decision.rank) {
+                self.decisions += 1;
+                self.by_session += u64::from(decision.decider == "session");
                 self.workers.entry(decision.slot.clone()).or_default().insert((worker, rank));
             }
             // The log does not contain the name of an override's shadow.
             if let Some(shadow) = decision.shadow.as_ref().filter(|_| decision.slot != OVERRIDE) {
+                self.note_filter("shadow", decision, shadow.filter.as_ref());
                 let name = shadow.policy.clone().unwrap_or_else(|| "kv".to_owned());
                 let (digest, settings) = (shadow.digest.clone(), shadow.settings_digest.clone());
                 let ran = Ran { name, digest, settings };
@@ -60,19 +71,55 @@ impl Seen {
         }
     }
 
+    fn note_filter(&mut self, lane: &'static str, decision: &LoggedDecision, filter: Option<&String>) {
+        if let Some(filter) = filter {
+            *self.filters.entry((lane, decision.slot.clone(), filter.clone())).or_default() += 1;
+        }
+    }
+
     /// Returns the fleet file of the simulation. The user has to complete it, because the log does not
-    /// contain step times and cache sizes.
+    /// contain step times, cache sizes and the gateway's settings.
     pub(super) fn fleet(&self, block_tokens: u32) -> String {
         let mut text = format!(
             "Describe your engines in fleet.toml (docs/compare.md), beginning with:\n\n  block_tokens = {block_tokens}\n"
         );
         for role in ["aggregated", "prefill", "decode"] {
-            if let Some(workers) = self.workers.get(role) {
-                let count = workers.len();
-                let _ = write!(text, "  [[engines]]\n  role = \"{role}\"\n  count = {count}\n");
+            let count = self.engines(role);
+            if count > 0 {
+                let blocks = assumed_blocks(block_tokens);
+                let _ = write!(
+                    text,
+                    "  [[engines]]\n  role = \"{role}\"\n  count = {count}\n  blocks = {blocks}  # assumed: the log has no \
+                     number of KV blocks\n"
+                );
             }
         }
+        text.push_str(
+            "\nThe log does not contain these keys of the gateway: give fleet.toml its `[routing]` and `[queue]`, and the \
+             engines their `max_concurrency`.\n",
+        );
         text
+    }
+
+    /// Returns the number of workers with a role. A decode engine that computed whole requests was chosen in
+    /// the slot `aggregated`, too.
+    fn engines(&self, role: &str) -> usize {
+        let of = |slot: &str| self.workers.get(slot).into_iter().flatten();
+        let is_pair = |worker: &&(u64, u32)| {
+            role == "aggregated" && of("prefill").chain(of("decode")).any(|other| other.0 == worker.0)
+        };
+        of(role).filter(|worker| !is_pair(worker)).count()
+    }
+
+    /// Says how many decisions no policy made, because sessions were bound.
+    pub(super) fn sessions(&self) -> Option<String> {
+        (self.by_session > 0).then(|| {
+            format!(
+                "{} of {} decisions came from sessions: the simulation has them only with the gateway's \
+                 `session_affinity` in `[routing]` of fleet.toml",
+                self.by_session, self.decisions
+            )
+        })
     }
 
     /// Returns one arm for each lane.
@@ -82,8 +129,20 @@ impl Seen {
             let ran = self.parts(lane);
             let parts = arm(&ran)?;
             let warnings = warning(lane, &parts, &ran, &active).into_iter();
-            let warnings = warnings.chain(self.changes(lane)).collect();
+            let warnings = warnings.chain(self.changes(lane)).chain(self.lost_filters(lane)).collect();
             Some(LaneArm { lane, parts, warnings })
+        })
+    }
+
+    /// Names the filters of a lane, which its arm lacks: the log does not contain their settings.
+    fn lost_filters(&self, lane: &'static str) -> impl Iterator<Item = String> + '_ {
+        let filters = self.filters.iter().filter(move |((ran_in, ..), _)| *ran_in == lane);
+        filters.map(move |((_, slot, filter), count)| {
+            format!(
+                "{slot} {lane} had the filter {filter} before its policy ({count} decisions), and the arm has no filter: add \
+                 it, as in --arm {lane}={}@'SETTINGS'+POLICY",
+                part_of_policy(filter)
+            )
         })
     }
 
@@ -160,6 +219,11 @@ fn warning(lane: &str, parts: &[String], ran: &Parts<'_>, active: &BTreeSet<&str
     ))
 }
 
+/// Returns the name of a built-in policy, or the file that a policy of one's own would have.
+fn part_of_policy(name: &str) -> String {
+    if by_name(name).is_some() { name.to_owned() } else { format!("./{name}.wasm") }
+}
+
 impl Ran {
     /// Returns what ran in the slot of a decision. The decision of a session or a pin does not tell the
     /// native mode of its slot.
@@ -187,7 +251,6 @@ impl Ran {
             let trial = if lane == "active" { String::new() } else { format!(".{lane}") };
             return format!("./{slot}{trial}{FORMULA_SUFFIX}");
         }
-        let is_file = self.digest.is_some() && by_name(&self.name).is_none();
-        if is_file { format!("./{}.wasm", self.name) } else { self.name.clone() }
+        if self.digest.is_some() { part_of_policy(&self.name) } else { self.name.clone() }
     }
 }

@@ -11,6 +11,8 @@ use serde::Serialize;
 use super::{reader::ReadStats, *};
 use crate::trace::Trace;
 
+mod ran;
+
 #[derive(Parser)]
 struct Command {
     #[command(flatten)]
@@ -220,57 +222,6 @@ fn i10_prompts_are_as_long_as_the_engines_reported() {
         one.input_tokens == 50 && one.blocks[..3] == two.blocks[..] && !text.contains("warning"),
         "{text}"
     );
-}
-
-#[test]
-fn i10_the_arm_of_a_lane_is_what_its_slots_ran() {
-    let decision = |slot: &str, lane: &str, policy: &str| LoggedDecision {
-        slot: slot.into(),
-        lane: lane.into(),
-        policy: Some(policy.into()),
-        digest: Some("cd".into()),
-        decider: "policy".into(),
-        worker: Some(1),
-        rank: Some(0),
-        ..Default::default()
-    };
-    let of = |decisions: Vec<LoggedDecision>| LoggedRequest { decisions, ..request(0, 40, &[900]) };
-    let shadow = || Some(LoggedShadow { agrees: true, ..Default::default() });
-    let pair = |prefill: &str, decode: &str, last: &str| {
-        let decided = LoggedDecision { shadow: shadow(), ..decision("decode-override", "active", last) };
-        of(vec![decided, decision("prefill", "active", prefill), decision("decode", "active", decode)])
-    };
-    let alone = |policy: &str| of(vec![decision("aggregated", "active", policy)]);
-    let default = || pair("kv-aware", "predicted-latency", "predicted-disagg");
-    let (text, _) = exported(&[default(), default(), alone("predicted-latency")]);
-    // I10.12
-    assert!(text.contains("--jitter-ms 20 \\\n      --arm active=default\n"), "{text}");
-    assert!(!text.contains("warning") && !text.contains("shadow="), "{text}");
-    let mine = || pair("mine", "longest-prefix", "conditional-disagg");
-    let (text, _) = exported(&[mine(), mine(), alone("longest-prefix"), alone("kv-aware")]);
-    let warned = "--arm active=longest-prefix+conditional-disagg\n\nwarning: the arm \
-                  active=longest-prefix+conditional-disagg is not exactly what ran, because an arm has one policy \
-                  for all slots; decisions of this lane: aggregated kv-aware (1) and longest-prefix (1), decode \
-                  longest-prefix (2), decode-override conditional-disagg (2), prefill ./mine.wasm (2)\n";
-    // I10.17
-    assert!(text.contains(warned), "{text}");
-    let canary = of(vec![decision("prefill", "canary", "cache-aware")]);
-    let (text, _) = exported(&[default(), canary]);
-    let warned = "the arm canary=cache-aware is not exactly what ran, because an arm has one policy for all slots; \
-                  decisions of this lane: prefill cache-aware (1)\n";
-    // I10.17
-    assert!(text.contains(warned), "{text}");
-    let bound =
-        LoggedDecision { decider: "session".into(), policy: None, ..decision("aggregated", "active", "") };
-    let native = LoggedDecision {
-        decider: "native".into(),
-        reason: Some("round-robin".into()),
-        digest: None,
-        ..bound.clone()
-    };
-    let (text, _) = exported(&[of(vec![native]), of(vec![bound.clone()]), of(vec![bound])]);
-    // I10.12: the decision of a session does not say which native mode the slot has
-    assert!(text.contains("--arm active=round-robin\n"), "{text}");
 }
 
 #[test]
