@@ -1,8 +1,12 @@
 //! One way to route: the content of the four slots.
 
-use std::{collections::BTreeSet, path::Path, sync::Arc};
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
-use pointsman_embedded_policies::{FORMULA, FORMULA_FILTER, default_of};
+use pointsman_embedded_policies::{FORMULA, FORMULA_FILTER, by_name, default_of};
 use pointsman_orchestration::QueueOrder;
 use pointsman_policy_runtime::{
     Access, Capacity, CompiledPolicy, FORMULA_SUFFIX, FormulaSettings, Limits, PolicyEngine, Refusal,
@@ -18,6 +22,8 @@ use tokio::{sync::mpsc, time::Duration};
 /// milliseconds, results would depend on how busy the machine is. A call that never returns takes the whole
 /// limit.
 const CALL_DEADLINE: Duration = Duration::from_millis(500);
+/// Arms and orders that are not parts of other arms.
+const WORDS: [&str; 4] = ["oracle", "default", "edf", "fifo"];
 
 /// An arm, with its policies compiled.
 #[derive(Debug)]
@@ -131,8 +137,7 @@ impl Arm {
     /// # Errors
     /// [`ArmError`]
     pub fn parse(text: &str) -> Result<Self, ArmError> {
-        let (label, parts) =
-            text.split_once('=').filter(|(label, _)| !label.contains('{')).unwrap_or((text, text));
+        let (label, parts) = labelled(text);
         let (label, written) = (label.to_owned(), parts.to_owned());
         if label.trim().is_empty() {
             return Err(ArmError::Label { arm: text.to_owned(), label, problem: "is empty" });
@@ -164,8 +169,7 @@ impl Arm {
         } else {
             let parts = split(parts);
             // Alone, each of these is an arm or its order.
-            let is_whole =
-                |part: &&&str| ["oracle", "default", "edf", "fifo"].contains(*part) || native(part).is_some();
+            let is_whole = |part: &&&str| WORDS.contains(*part) || native(part).is_some();
             if let Some(part) = parts.iter().find(is_whole).filter(|_| parts.len() > 1) {
                 let problem = match *part {
                     "edf" | "fifo" => {
@@ -181,6 +185,15 @@ impl Arm {
             Content::Policies(parts.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect())
         };
         Ok(Self { label, parts: written, order, content })
+    }
+
+    /// Returns the files that the parts of an arm name.
+    pub(crate) fn files(text: &str) -> Vec<PathBuf> {
+        let names = split(labelled(text).1).into_iter();
+        let names = names.map(|part| part.split_once('@').map_or(part, |(name, _)| name));
+        let is_file =
+            |name: &&str| native(name).is_none() && by_name(name).is_none() && !WORDS.contains(name);
+        names.filter(is_file).map(PathBuf::from).collect()
     }
 
     /// Returns the arm of a native mode.
@@ -285,7 +298,7 @@ impl Part {
             let parts = keep.into_iter().chain(formulas.rank.map(|rank| (FORMULA, rank)));
             return parts.map(|(bytes, settings)| Self::of(engine, name, bytes, settings)).collect();
         }
-        let bytes = match pointsman_embedded_policies::by_name(name) {
+        let bytes = match by_name(name) {
             Some(bytes) => bytes.to_vec(),
             None if Path::new(name).exists() => read()?,
             None => return Err(ArmError::Unknown(name.to_owned())),
@@ -305,6 +318,11 @@ impl Part {
         let loaded = loaded.map_err(|refusal| ArmError::Refused { file: label.to_owned(), refusal })?;
         Ok(Arc::new(loaded))
     }
+}
+
+/// Splits an arm into its label and its parts.
+fn labelled(text: &str) -> (&str, &str) {
+    text.split_once('=').filter(|(label, _)| !label.contains('{')).unwrap_or((text, text))
 }
 
 /// Splits an arm at each `+` that is not in the settings of a part.

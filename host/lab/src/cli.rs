@@ -17,7 +17,7 @@ use tokio::time::Duration;
 use crate::{
     decision_log::ExportArgs,
     generate::{Shape, Workload, generate},
-    output_file::{check_is_other_file, output_file, write_file},
+    output_file::{check_outputs, output_file, write_file},
     trace::Trace,
 };
 
@@ -121,7 +121,7 @@ impl TraceCommand {
     pub fn run(&self) -> anyhow::Result<ExitCode> {
         let (trace, output) = match self {
             Self::Import(args) => {
-                check_is_other_file(&args.file, &args.output)?;
+                check_outputs(&[("the trace", &args.file)], [&args.output])?;
                 let trace = args.reading.read(&args.file, None)?;
                 let trace =
                     args.rate.into_iter().fold(trace, |trace, rate| trace.with_starts(rate, args.seed));
@@ -132,6 +132,7 @@ impl TraceCommand {
                 return Ok(ExitCode::SUCCESS);
             }
             Self::Generate(args) => {
+                check_outputs(&[], [&args.output])?;
                 let targets: Vec<Duration> =
                     args.ttft_targets_ms.iter().map(|target| Duration::from_secs_f64(target / 1e3)).collect();
                 (generate(&args.workload()).with_ttft_targets(&targets, args.seed), &args.output)

@@ -64,3 +64,15 @@ fn an_arm_is_a_native_mode_or_policies_that_fit_together() {
     // G4.3
     assert_eq!(names("default"), ["kv-aware", "predicted-latency", "predicted-latency", "predicted-disagg"]);
 }
+
+#[test]
+fn o8_6_files_of_an_arm_are_those_that_it_reads() {
+    let files = |arm: &str| Arm::files(arm);
+    // O8.6
+    assert!(
+        files("kv").is_empty()
+            && files("default+edf").is_empty()
+            && files("a=kv-aware@{}+longest-prefix").is_empty()
+    );
+    assert_eq!(files("a=./x.wasm@{\"b\":1}+kv-aware"), [PathBuf::from("./x.wasm")]);
+}

@@ -14,7 +14,7 @@ use pointsman_workers::Role;
 use tokio::time::Duration;
 
 use super::{positive, print, progress, trace_args::TraceArgs};
-use crate::output_file::{output_file, write_file};
+use crate::output_file::{check_outputs, output_file, write_file};
 use crate::{
     arm::Arm,
     fleet::{EngineGroup, Fleet, StepTimeSpec},
@@ -150,8 +150,7 @@ impl CompareArgs {
     /// # Errors
     /// An argument, a file or a policy is not usable.
     pub fn run(&self) -> anyhow::Result<ExitCode> {
-        // A file that cannot be written is reported before the runs, not after them.
-        self.html.iter().chain(&self.svg).chain(&self.json).try_for_each(|path| check_folder(path))?;
+        self.check_outputs()?;
         ensure!(
             self.svg.is_none() || self.speed.len() > 1,
             "--svg draws goodput over load: give --speed more than one value"
@@ -189,6 +188,15 @@ impl CompareArgs {
             write(path, &serde_json::to_vec_pretty(&study)?)?;
         }
         Ok(if monitor.is_stopped() { ExitCode::from(progress::INTERRUPTED) } else { ExitCode::SUCCESS })
+    }
+
+    /// Reports a file that cannot be written before the runs, not after them.
+    fn check_outputs(&self) -> anyhow::Result<()> {
+        let files: Vec<PathBuf> = self.arms.iter().flat_map(|arm| Arm::files(arm)).collect();
+        let fleets = self.fleet.iter().map(|file| ("the fleet file", file.as_path()));
+        let files = files.iter().map(|file| ("a file of an arm", file.as_path()));
+        let read: Vec<_> = std::iter::once(("the trace", &*self.trace)).chain(fleets).chain(files).collect();
+        check_outputs(&read, self.html.iter().chain(&self.svg).chain(&self.json))
     }
 
     /// Returns the number of requests of all runs. For a search for the highest load, the maximum number of
@@ -281,13 +289,6 @@ impl CompareArgs {
             threads: self.threads.unwrap_or_else(cores).get(),
         }
     }
-}
-
-fn check_folder(path: &Path) -> anyhow::Result<()> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-    let exists = folder.is_none_or(Path::is_dir);
-    ensure!(exists, "cannot write {}: its directory does not exist", path.display());
-    Ok(())
 }
 
 /// Writes a file completely, or leaves it as it was. A device or a pipe is written to, and not replaced.

@@ -10,7 +10,7 @@ use crate::{
     arm::Arm,
     fleet::Fleet,
     outcome::Outcome,
-    output_file::{check_is_other_file, output_file, write_file},
+    output_file::{check_outputs, output_file, write_file},
     run::{ExchangedMessages, RunOptions, read_draws, run_with_draws},
 };
 
@@ -44,7 +44,11 @@ pub struct RunArgs {
 
 impl RunArgs {
     pub(super) fn run(&self) -> anyhow::Result<ExitCode> {
-        check_is_other_file(&self.file, &self.output)?;
+        let files = Arm::files(&self.arm);
+        let mut read = vec![("the trace", &*self.file), ("the fleet file", &*self.fleet)];
+        read.extend(self.draws.iter().map(|draws| ("the file of draws", draws.as_path())));
+        read.extend(files.iter().map(|file| ("a file of the arm", file.as_path())));
+        check_outputs(&read, [&self.output])?;
         let trace = self.reading.read(&self.file, None)?;
         let fleet = Fleet::read(&self.fleet)?;
         let arm = Arm::parse(&self.arm)?;

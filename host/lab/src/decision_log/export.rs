@@ -12,7 +12,7 @@ use super::{
     time::moment,
 };
 use crate::{
-    output_file::{output_file, write_file},
+    output_file::{check_outputs, output_file, write_file},
     trace::Trace,
 };
 
@@ -54,7 +54,10 @@ impl ExportArgs {
     pub fn run(&self) -> anyhow::Result<String> {
         let (mut stats, mut requests, mut seen) =
             (ReadStats::default(), Converter::default(), Seen::default());
-        for file in files(&self.log)? {
+        let logs = files(&self.log)?;
+        let logged: Vec<_> = logs.iter().map(|file| ("the decision log", file.as_path())).collect();
+        check_outputs(&logged, [&self.output])?;
+        for file in logs {
             read(&file, self.skip_bad, &mut stats, |header, request| {
                 if self.wants(&request) {
                     seen.note(&request);

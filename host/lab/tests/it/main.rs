@@ -4,6 +4,7 @@ mod agent_programs;
 mod closed_loop;
 mod gateways;
 mod hot_prompt;
+mod outputs;
 mod pair_sessions;
 mod scale_figures;
 mod simulation;
