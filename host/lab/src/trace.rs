@@ -206,7 +206,7 @@ trait ReadLines {
     /// order.
     fn finish(&mut self, _requests: &mut [TraceRequest]) {}
 
-    /// Returns the fields that the simulation drops, if the reader looks for them.
+    /// Returns the fields without effect, if the reader looks for them.
     fn dropped(&self) -> Dropped {
         Dropped::default()
     }
@@ -247,8 +247,20 @@ impl TraceFormat {
             Self::Mooncake => Box::new(mooncake::Reader::default()),
             Self::MooncakeDelta => Box::new(mooncake_delta::Reader::new()),
             Self::Qwen => Box::new(qwen::Reader::default()),
-            Self::Azure => Box::new(csv::Reader::new(&azure::COLUMNS, azure::request)),
-            Self::BurstGpt => Box::new(csv::Reader::new(&burst_gpt::COLUMNS, burst_gpt::request)),
+            Self::Azure => Box::new(csv::Reader::new(&azure::COLUMNS, &[], azure::request)),
+            Self::BurstGpt => {
+                let (needed, others) = (&burst_gpt::COLUMNS, &burst_gpt::OTHER_COLUMNS);
+                Box::new(csv::Reader::new(needed, others, burst_gpt::request))
+            }
+        }
+    }
+
+    /// Returns the fields of its lines of JSON.
+    fn fields(self) -> &'static [&'static str] {
+        match self {
+            Self::Mooncake | Self::MooncakeDelta => &mooncake::FIELDS,
+            Self::Qwen => &qwen::FIELDS,
+            Self::Azure | Self::BurstGpt => &[],
         }
     }
 

@@ -4,6 +4,9 @@
 use super::{TraceRequest, csv::Row, date_time, sessions::check_id, timestamp_ms};
 
 pub(super) const COLUMNS: [&str; 3] = ["Timestamp", "Request tokens", "Response tokens"];
+/// Columns of the releases beside these.
+pub(super) const OTHER_COLUMNS: [&str; 5] =
+    ["Session ID", "Elapsed time", "Model", "Total tokens", "Log Type"];
 
 /// Reads a request. A failed one has 0 response tokens.
 pub(super) fn request(row: &Row<'_>) -> Result<TraceRequest, String> {

@@ -2,10 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::{
-    MAX_TOKENS, ReadLines, TraceRequest,
-    dropped::{Dropped, is_dropped},
-};
+use super::{MAX_TOKENS, ReadLines, TraceRequest, dropped::Dropped};
 
 /// Separators of columns; that of a file is the one that its header has most often.
 const SEPARATORS: [char; 3] = ['\t', ';', ','];
@@ -17,6 +14,8 @@ type Read = fn(&Row<'_>) -> Result<TraceRequest, String>;
 pub(super) struct Reader {
     /// Columns that the file must have.
     needed: &'static [&'static str],
+    /// Columns that the file may have beside them.
+    others: &'static [&'static str],
     read: Read,
     header: Option<Header>,
     dropped: Dropped,
@@ -29,7 +28,7 @@ struct Header {
     columns: usize,
     /// Position of each column, by its name in lower case.
     places: HashMap<String, usize>,
-    /// Names and positions of the columns that the simulation drops.
+    /// Names and positions of the columns that have no effect.
     dropped: Vec<(String, usize)>,
 }
 
@@ -40,15 +39,15 @@ pub(super) struct Row<'a> {
 }
 
 impl Reader {
-    pub(super) fn new(needed: &'static [&'static str], read: Read) -> Self {
-        Self { needed, read, header: None, dropped: Dropped::default() }
+    pub(super) fn new(needed: &'static [&'static str], others: &'static [&'static str], read: Read) -> Self {
+        Self { needed, others, read, header: None, dropped: Dropped::default() }
     }
 }
 
 impl ReadLines for Reader {
     fn line(&mut self, text: &str, _block_tokens: u32) -> Result<Option<TraceRequest>, String> {
         let Some(header) = &self.header else {
-            self.header = Some(Header::of(text, self.needed)?);
+            self.header = Some(Header::of(text, self.needed, self.others)?);
             return Ok(None);
         };
         // Files that were joined have their header again.
@@ -71,7 +70,7 @@ impl ReadLines for Reader {
 }
 
 impl Header {
-    fn of(text: &str, needed: &[&str]) -> Result<Self, String> {
+    fn of(text: &str, needed: &[&str], others: &[&str]) -> Result<Self, String> {
         let separator = SEPARATORS.into_iter().max_by_key(|one| text.matches(*one).count()).unwrap_or(',');
         let names = fields(text, separator)?;
         let mut places = HashMap::new();
@@ -84,8 +83,11 @@ impl Header {
         let missing = needed.iter().find(|name| !places.contains_key(&name.to_lowercase()));
         match missing {
             None => {
-                let named = || names.iter().enumerate().filter(|(_, name)| is_dropped(name));
-                let dropped = named().map(|(place, name)| (name.clone(), place)).collect();
+                let is_known =
+                    |name: &str| needed.iter().chain(others).any(|known| known.eq_ignore_ascii_case(name));
+                let unknown =
+                    names.iter().enumerate().filter(|(_, name)| !name.is_empty() && !is_known(name));
+                let dropped = unknown.map(|(place, name)| (name.clone(), place)).collect();
                 Ok(Self { text: text.to_owned(), separator, columns: names.len(), places, dropped })
             }
             Some(name) => {

@@ -12,6 +12,25 @@ use super::{
     timestamp_ms, tokens,
 };
 
+/// Fields of a line.
+pub(super) const FIELDS: [&str; 15] = [
+    "timestamp",
+    "input_length",
+    "output_length",
+    "hash_ids",
+    "session_id",
+    "delay",
+    "parent_session_id",
+    "join",
+    "whole_prompt",
+    "model",
+    "tenant_hash",
+    "priority",
+    "ttft_target_ms",
+    "itl_target_ms",
+    "group_id",
+];
+
 #[derive(Serialize, Deserialize)]
 struct Line {
     #[serde(default, deserialize_with = "milliseconds_or_null")]

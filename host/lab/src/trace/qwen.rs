@@ -19,6 +19,10 @@ use super::{
 /// Value of `parent_chat_id` in the first request of a conversation.
 const NO_PARENT: i64 = -1;
 
+/// Fields of a line. The kind of a request (`type`) has no effect.
+pub(super) const FIELDS: [&str; 8] =
+    ["chat_id", "parent_chat_id", "timestamp", "input_length", "output_length", "type", "turn", "hash_ids"];
+
 #[derive(Deserialize)]
 struct Line {
     #[serde(deserialize_with = "whole_number")]

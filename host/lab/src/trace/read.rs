@@ -187,7 +187,7 @@ impl Parser<'_> {
                 request.output_tokens = request.output_tokens.max(1);
                 self.trace.requests.push(request);
                 if let Some(text) = content.filter(|_| !format.is_csv()) {
-                    self.dropped.look_at(text);
+                    self.dropped.look_at(text, format.fields());
                 }
             }
             // Without its header, no line of the file can be read.
@@ -216,7 +216,7 @@ impl Parser<'_> {
         };
         reader.finish(&mut trace.requests);
         trace.notes = self.unusual.notes();
-        trace.notes.extend(if format.is_csv() { reader.dropped() } else { self.dropped }.note());
+        trace.notes.extend(if format.is_csv() { reader.dropped() } else { self.dropped }.notes());
         match reader.turn_form() {
             TurnForm::Addition if self.format.is_none() => {
                 trace.accumulate(&file, self.skip_bad)?;
