@@ -21,9 +21,28 @@ const UNKNOWN_FORMAT: &str =
 const READ_AS_MOONCAKE: &str = "; it was read as Mooncake's JSON lines, which need `timestamp`, `input_length` and \
                                 `output_length`; name another format with --format";
 /// Keys of JSON lines that have texts in place of lengths: those of AIPerf, LMCache, ShareGPT, datasets of
-/// `vllm bench` and OpenAI's batches.
-const TEXT_KEYS: [&str; 9] =
-    ["text_input", "text", "texts", "turns", "messages", "conversations", "prompt", "input", "body"];
+/// `vllm bench`, OpenAI's batches, WildChat, LMSYS-Chat-1M and SWE-agent.
+const TEXT_KEYS: [&str; 11] = [
+    "text_input",
+    "text",
+    "texts",
+    "turns",
+    "messages",
+    "conversations",
+    "conversation",
+    "trajectory",
+    "prompt",
+    "input",
+    "body",
+];
+/// Other names of the lengths of a prompt and its answer: those of Dynamo, OpenAI's usage, ServeGen and
+/// OpenTelemetry.
+const OTHER_LENGTHS: [[&str; 2]; 4] = [
+    ["isl", "osl"],
+    ["prompt_tokens", "completion_tokens"],
+    ["input_tokens", "output_tokens"],
+    ["gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens"],
+];
 /// Columns of lengths in CSV files that need another header: Splitwise's and Vidur's.
 const OTHER_COLUMNS: [[&str; 3]; 2] = [
     ["arrival_timestamp", "prompt_size", "token_size"],
@@ -37,11 +56,15 @@ const UNCLEAR_TURNS: &str = "most later turns of the trace's sessions are shorte
 const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 /// Rate above which times are probably seconds that were read as milliseconds, requests a second.
 const IMPLAUSIBLE_RATE: f64 = 100.0;
-/// Rate below which they are probably microseconds, requests a second.
-const IMPLAUSIBLY_LOW_RATE: f64 = 0.001;
-/// The year 2000. A trace that begins later counts from the Unix epoch in milliseconds, or has dates: its
-/// unit is in no doubt.
+/// Rates below which they are probably in a smaller unit, requests a second: in formats in milliseconds, and
+/// in those in seconds, whose files often have milliseconds.
+const IMPLAUSIBLY_LOW_RATES: [f64; 2] = [0.001, 0.05];
+/// The year 2000. A trace that begins later counts from the Unix epoch in the unit of its format, or has
+/// dates: its unit is in no doubt.
 const CERTAIN_EPOCH: Duration = Duration::from_secs(946_684_800);
+/// A start that is seconds since the Unix epoch, from the year 2001 to 2096, if it is read as milliseconds.
+const EPOCH_IN_SECONDS: std::ops::Range<Duration> =
+    Duration::from_millis(1_000_000_000)..Duration::from_millis(4_000_000_000);
 
 /// Numbers of requests with unusual answers.
 #[derive(Default)]
@@ -216,7 +239,8 @@ impl Parser<'_> {
         };
         reader.finish(&mut trace.requests);
         trace.notes = self.unusual.notes();
-        trace.notes.extend(if format.is_csv() { reader.dropped() } else { self.dropped }.notes());
+        let dropped = if format.is_csv() { reader.dropped() } else { self.dropped };
+        trace.notes.extend(dropped.notes(format.fields()));
         match reader.turn_form() {
             TurnForm::Addition if self.format.is_none() => {
                 trace.accumulate(&file, self.skip_bad)?;
@@ -237,10 +261,7 @@ impl Parser<'_> {
         if last > MAX_S {
             return Err(TraceError::Span { file, days: last / 86_400.0, unit: format.unit() });
         }
-        // Sessions that all start together have no rate.
-        if format.unit() == TraceFormat::Mooncake.unit() && start < CERTAIN_EPOCH {
-            trace.notes.extend(implausible_rate(count, last));
-        }
+        trace.notes.extend(doubtful_unit(format, start, (count, trace.requests.len()), last));
         Ok(trace)
     }
 }
@@ -270,6 +291,13 @@ fn what_lines_have(line: &str) -> Option<String> {
                 .to_owned(),
         );
     }
+    if let Some([input, output]) =
+        OTHER_LENGTHS.iter().find(|names| names.iter().all(|name| fields.contains_key(*name)))
+    {
+        return Some(format!(
+            ". Write its `{input}` as `input_length` and its `{output}` as `output_length`"
+        ));
+    }
     let key = TEXT_KEYS.iter().find(|key| fields.contains_key(**key))?;
     Some(format!(
         ". Its lines have texts (`{key}`) and no lengths: count their tokens with the model's tokenizer, and write a \
@@ -290,23 +318,37 @@ fn not_json_lines(text: &str) -> Option<String> {
     ))
 }
 
-/// Warns when so many or so few requests without a pause before them arrive in a second that the times are
-/// probably in another unit.
-fn implausible_rate(count: usize, seconds: f64) -> Option<String> {
-    let rate = rate(count.saturating_sub(1), seconds);
-    let (rate, unit) = if rate > IMPLAUSIBLE_RATE {
-        (format!("{rate:.0}"), "seconds, multiply them by 1000")
-    } else if seconds > 0.0 && rate < IMPLAUSIBLY_LOW_RATE {
-        (format!("{rate:.5}"), "microseconds, divide them by 1000")
+/// Warns when the times are probably in another unit than that of their format: when so many requests without
+/// a pause before them arrive in a second, when so few requests of any kind do, or when the first time is
+/// one since the epoch in seconds. Sessions that all start together have no rate.
+fn doubtful_unit(
+    format: TraceFormat,
+    start: Duration,
+    (starts, requests): (usize, usize),
+    seconds: f64,
+) -> Option<String> {
+    let unit = format.unit();
+    let in_milliseconds = unit == TraceFormat::Mooncake.unit();
+    if format == TraceFormat::Azure || start >= CERTAIN_EPOCH {
+        return None;
+    }
+    let [low_in_milliseconds, low_in_seconds] = IMPLAUSIBLY_LOW_RATES;
+    let low = if in_milliseconds { low_in_milliseconds } else { low_in_seconds };
+    let of = |count: usize| rate(count.saturating_sub(1), seconds);
+    let arrive = |rate: String| format!("{rate} requests of the trace arrive in a second");
+    let (what, advice) = if in_milliseconds && starts > 9 && of(starts) > IMPLAUSIBLE_RATE {
+        (arrive(format!("{:.0}", of(starts))), "seconds, multiply them by 1000")
+    } else if in_milliseconds && EPOCH_IN_SECONDS.contains(&start) {
+        let what = format!("the trace begins at {}", start.as_millis());
+        (what, "seconds since the Unix epoch, multiply them by 1000")
+    } else if starts > 9 && seconds > 0.0 && of(requests) < low {
+        let microseconds = "microseconds, divide them by 1000";
+        let advice = if in_milliseconds { microseconds } else { "milliseconds, divide them by 1000" };
+        (arrive(format!("{:.5}", of(requests))), advice)
     } else {
         return None;
     };
-    (count > 9).then(|| {
-        format!(
-            "{rate} requests of the trace arrive in a second: `timestamp` is in milliseconds in this format; if the file has \
-             {unit}"
-        )
-    })
+    Some(format!("{what}: `timestamp` is in {unit} in this format; if the file has {advice}"))
 }
 
 /// Returns the text of a line, without blanks at its end.

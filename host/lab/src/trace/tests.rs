@@ -313,10 +313,22 @@ fn an_unknown_line_of_json_says_what_it_was_read_as() {
         (r#"{"session_id": "a", "turns": [{"text": "x"}]}"#, "turns"),
         (r#"{"prompt": "What is the capital?"}"#, "prompt"),
         (r#"{"custom_id": "request-1", "method": "POST", "url": "/v1/x", "body": {}}"#, "body"),
+        (r#"{"conversation_hash": "x", "conversation": []}"#, "conversation"),
+        (r#"{"instance_id": "x", "trajectory": []}"#, "trajectory"),
     ] {
         let error = parse(line, false).unwrap_err().to_string();
         let texts = format!(". Its lines have texts (`{key}`) and no lengths: count their tokens");
         assert!(error.contains(&texts), "{error}");
+    }
+    // O10.5
+    for (line, names) in [
+        (r#"{"timestamp": 0, "isl": 5, "osl": 9}"#, ["isl", "osl"]),
+        (r#"{"timestamp": 0, "input_tokens": 5, "output_tokens": 9}"#, ["input_tokens", "output_tokens"]),
+    ] {
+        let error = parse(line, false).unwrap_err().to_string();
+        let [input, output] = names;
+        let advice = format!(". Write its `{input}` as `input_length` and its `{output}` as `output_length`");
+        assert!(error.contains(&advice), "{error}");
     }
     // O10.5
     let bench = parse(r#"{"date": "x", "input_lens": [1], "output_lens": [1]}"#, false).unwrap_err();
