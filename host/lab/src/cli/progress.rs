@@ -86,11 +86,10 @@ fn lines(done: &Done, total: u64, name: &str, unit: &str, ended: &mpsc::Receiver
     while wait(ended, LINE_INTERVAL) {
         let over = done().min(total);
         let (percent, elapsed) = (over.saturating_mul(100) / total.max(1), begun.elapsed().as_secs());
+        // Below 1 %, the time that is left is a guess.
         let left = elapsed.saturating_mul(total - over) / over.max(1);
-        let _ = writeln!(
-            std::io::stderr(),
-            "{name}: {percent} % of {total} {unit}; {elapsed} s, about {left} s left"
-        );
+        let left = if percent > 0 { format!(", about {left} s left") } else { String::new() };
+        let _ = writeln!(std::io::stderr(), "{name}: {percent} % of {total} {unit}; {elapsed} s{left}");
     }
 }
 
