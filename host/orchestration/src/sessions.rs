@@ -12,11 +12,13 @@
 
 use std::{collections::HashMap, hash::Hash};
 
+use eviction::limit;
 use parking_lot::Mutex;
 use pointsman_routing::CandidateId;
 use pointsman_workers::Leg;
 use tokio::time::{Duration, Instant};
 
+mod eviction;
 mod promises;
 mod shared;
 #[cfg(test)]
@@ -27,7 +29,8 @@ use shared::Sharing;
 pub use shared::{CLOSED_FOR, SessionChange};
 
 /// Maximum number of bindings of sessions, of those of responses, and of those of media. Above it, a
-/// quarter is evicted: those that no request holds before the others, and of each those that expire first.
+/// quarter is evicted, from the tenants with most of them: those that no request holds before the others,
+/// and of each those that expire first.
 pub const MAX_BINDINGS: usize = 100_000;
 /// How long the worker of a stored response is known.
 const RESPONSE_TTL: Duration = Duration::from_secs(24 * 3_600);
@@ -63,6 +66,8 @@ struct Binding {
     /// `None` if the session was closed, or the response deleted. Such an entry keeps an older binding of
     /// another gateway away. Also `None` while the first request of a session waits for its worker.
     candidate: Option<CandidateId>,
+    /// Tenant that has it; 0: none, or it is not known.
+    owner: u64,
     /// Until when requests of this gateway keep it.
     until: Instant,
     /// Until when requests of other gateways keep it.
@@ -81,7 +86,7 @@ struct Binding {
 impl Binding {
     fn new(candidate: Option<CandidateId>, until: Instant) -> Self {
         let (others, told, stamp) = (Promises::default(), None, Stamp::default());
-        Self { candidate, until, others, told, stamp, holders: 0, version: 0, closes: 0 }
+        Self { candidate, owner: 0, until, others, told, stamp, holders: 0, version: 0, closes: 0 }
     }
 
     /// Returns when it expires.
@@ -103,6 +108,8 @@ impl Binding {
 /// The legs of its session that a request holds.
 #[derive(Debug, Default)]
 pub struct SessionHolds {
+    /// Tenant of the request, 0 for none.
+    pub owner: u64,
     aggregated: Option<Held>,
     prefill: Option<Held>,
     decode: Option<Held>,
@@ -144,6 +151,7 @@ impl Sessions {
             (binding.candidate, binding.version) = (None, binding.version.wrapping_add(1));
         }
         binding.until = binding.until.max(end);
+        binding.owner = holds.owner;
         let held = holds.of(leg);
         binding.holders += u32::from(held.is_none());
         let closes = held.map_or(binding.closes, |held| held.closes);
@@ -175,7 +183,7 @@ impl Sessions {
         }
         // Another request may need it for longer.
         let until = bound.get(&key).map_or(end, |known| known.until.max(end));
-        let change = self.set(&mut bound, key, Some(candidate), until);
+        let change = self.set(&mut bound, (key, holds.owner), Some(candidate), until);
         drop(bound);
         self.tell(change);
     }
@@ -203,9 +211,9 @@ impl Sessions {
         self.find(BindingKey::Response(response))
     }
 
-    /// Notes that a worker stored a response.
-    pub fn stored(&self, response: u64, candidate: CandidateId) {
-        self.put(BindingKey::Response(response), Some(candidate), RESPONSE_TTL);
+    /// Notes that a worker stored a response of a tenant, 0 for none.
+    pub fn stored(&self, response: u64, owner: u64, candidate: CandidateId) {
+        self.put(BindingKey::Response(response), owner, Some(candidate), RESPONSE_TTL);
     }
 
     /// Notes that a response is not stored any more.
@@ -219,10 +227,10 @@ impl Sessions {
         find(&self.media, (medium, leg))
     }
 
-    /// Notes that a worker got media for a leg.
-    pub fn holds(&self, media: &[u64], leg: Leg, candidate: CandidateId) {
+    /// Notes that a worker got media of a tenant, 0 for none, for a leg.
+    pub fn holds(&self, media: &[u64], owner: u64, leg: Leg, candidate: CandidateId) {
         let now = Instant::now();
-        let binding = || Binding::new(Some(candidate), now + MEDIA_TTL);
+        let binding = || Binding { owner, ..Binding::new(Some(candidate), now + MEDIA_TTL) };
         let mut bound = self.media.lock();
         bound.extend(media.iter().map(|medium| ((*medium, leg), binding())));
         limit(&mut bound, now);
@@ -247,15 +255,15 @@ impl Sessions {
     }
 
     /// Replaces a binding, and sends it to the other gateways.
-    fn put(&self, key: BindingKey, candidate: Option<CandidateId>, ttl: Duration) {
-        let change = self.set(&mut self.table(key).lock(), key, candidate, Instant::now() + ttl);
+    fn put(&self, key: BindingKey, owner: u64, candidate: Option<CandidateId>, ttl: Duration) {
+        let change = self.set(&mut self.table(key).lock(), (key, owner), candidate, Instant::now() + ttl);
         self.tell(change);
     }
 
     fn set(
         &self,
         bound: &mut Bindings,
-        key: BindingKey,
+        (key, owner): (BindingKey, u64),
         candidate: Option<CandidateId>,
         until: Instant,
     ) -> SessionChange {
@@ -263,6 +271,9 @@ impl Sessions {
         let binding = bound.entry(key).or_insert_with(|| Binding::new(None, until));
         let stamp = self.sharing.as_ref().map(|sharing| sharing.stamp(binding.stamp)).unwrap_or_default();
         binding.change(candidate, until, stamp);
+        if owner != 0 {
+            binding.owner = owner;
+        }
         // A promise of this gateway is here only if it was made before a restart.
         binding.others.forget(stamp.writer);
         binding.told = candidate.map(|_| Promise { stamp, until });
@@ -278,7 +289,7 @@ impl Sessions {
 
     fn end(&self, key: BindingKey) {
         if self.sharing.is_some() {
-            return self.put(key, None, shared::CLOSED_FOR);
+            return self.put(key, 0, None, shared::CLOSED_FOR);
         }
         let mut bound = self.table(key).lock();
         match bound.get_mut(&key) {
@@ -324,16 +335,4 @@ fn release_leg(bound: &mut Bindings, key: BindingKey, ttl: Duration) -> Option<S
 
 fn find<K: Eq + Hash>(table: &Mutex<Bindings<K>>, key: K) -> Option<CandidateId> {
     table.lock().get(&key).filter(|binding| binding.end() > Instant::now())?.candidate
-}
-
-/// Evicts a quarter of the bindings when there are too many: those that no request holds before the others,
-/// and of each those that expire first. A sweep reads all of them, so it must be rare.
-fn limit<K>(bound: &mut Bindings<K>, now: Instant) {
-    if bound.len() > MAX_BINDINGS {
-        let worth = |binding: &Binding| (binding.holders > 0, binding.end());
-        let mut order: Vec<(bool, Instant)> = bound.values().map(worth).collect();
-        let (_, quarter, _) = order.select_nth_unstable(MAX_BINDINGS / 4);
-        let from = (*quarter).max((false, now));
-        bound.retain(|_, binding| worth(binding) > from);
-    }
 }

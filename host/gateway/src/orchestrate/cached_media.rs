@@ -37,7 +37,8 @@ impl Drive {
         }
         let candidate = self.candidate(leg).filter(|one| one.worker.spec().engine == Engine::Vllm);
         if let Some(candidate) = candidate {
-            self.state.sessions.holds(media, leg, id_of(candidate));
+            let tenant = self.routing_request.tenant_hash.unwrap_or(0);
+            self.state.sessions.holds(media, tenant, leg, id_of(candidate));
         }
     }
 

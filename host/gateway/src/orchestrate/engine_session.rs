@@ -54,7 +54,8 @@ impl Drive {
         let Some(session) = self.request.hints.engine_session else { return };
         let aggregated = self.candidate(Leg::Aggregated).filter(|_| self.answering() == Leg::Aggregated);
         if let Some(candidate) = aggregated.filter(|one| one.worker.spec().engine == Engine::Sglang) {
-            self.state.sessions.stored(session, id_of(candidate));
+            let tenant = self.routing_request.tenant_hash.unwrap_or(0);
+            self.state.sessions.stored(session, tenant, id_of(candidate));
         }
     }
 

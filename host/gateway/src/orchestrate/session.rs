@@ -22,6 +22,7 @@ impl Drive {
     pub(super) fn hold_session(&mut self, leg: Leg) {
         let bound = self.bound_leg(leg);
         if let Some((session, end)) = self.bindable_session() {
+            self.session_holds.owner = self.routing_request.tenant_hash.unwrap_or(0);
             self.state.sessions.hold(session, bound, &mut self.session_holds, end);
         }
     }

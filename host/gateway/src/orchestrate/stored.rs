@@ -90,7 +90,7 @@ pub(super) fn may_run_on(request: &Request, error: &CallError) -> bool {
 /// whether it does.
 fn note(state: &State, json: &[u8], tenant: Option<u64>, worker: CandidateId) -> bool {
     let Some(id) = seen::response_id(json).filter(|id| is_id(id)) else { return false };
-    state.sessions.stored(key(state, id, tenant), worker);
+    state.sessions.stored(key(state, id, tenant), tenant.unwrap_or(0), worker);
     true
 }
 
@@ -114,7 +114,7 @@ impl Drive {
 ///
 /// # Errors
 /// The worker that stored the response has left or does not serve the request's model. Where tenants are
-/// configured: the response is another tenant's, or its owner is not known. A hint changes nothing about that.
+/// configured: the response is another tenant's, or its owner is not known, whatever a hint names.
 pub(crate) async fn pin(
     state: &State,
     upstream: &Upstream,
@@ -264,7 +264,7 @@ async fn search(
     let mut asked = stream::iter(searched(state)).map(ask).buffer_unordered(ASKED_AT_ONCE);
     while let Some(has_it) = asked.next().await {
         if let Some(worker) = has_it {
-            state.sessions.stored(key, (worker.id(), DpRank(0)));
+            state.sessions.stored(key, 0, (worker.id(), DpRank(0)));
             return Some(worker);
         }
     }

@@ -10,7 +10,7 @@ use pointsman_routing::CandidateId;
 use pointsman_workers::unix_us;
 use tokio::time::{Duration, Instant};
 
-use super::{Binding, BindingKey, Promise, Sessions, Stamp, limit};
+use super::{Binding, BindingKey, Promise, Sessions, Stamp, eviction::limit};
 
 /// How long the end of a session keeps older bindings away.
 pub const CLOSED_FOR: Duration = Duration::from_secs(60);

@@ -32,7 +32,7 @@ async fn f8_a_binding_is_per_leg_and_ends() {
 #[tokio::test(start_paused = true)]
 async fn f8_bindings_are_bounded_and_those_that_expire_first_are_evicted() {
     let (sessions, here) = (Sessions::default(), (WorkerId(1), DpRank(0)));
-    sessions.stored(7, here);
+    sessions.stored(7, 0, here);
     for session in 0..=MAX_BINDINGS as u64 {
         turn(&sessions, session, Leg::Decode, here, Duration::from_millis(1_000 + session));
     }
@@ -48,7 +48,7 @@ async fn f8_bindings_are_bounded_and_those_that_expire_first_are_evicted() {
         if response % 1_000 == 0 {
             tokio::time::advance(Duration::from_millis(1)).await;
         }
-        sessions.stored(response, here);
+        sessions.stored(response, 0, here);
     }
     let left = sessions.responses.lock().len();
     // I12.4
@@ -58,8 +58,8 @@ async fn f8_bindings_are_bounded_and_those_that_expire_first_are_evicted() {
 #[tokio::test(start_paused = true)]
 async fn i12_the_worker_of_a_response_is_known_for_a_day_or_until_it_is_deleted() {
     let (sessions, here) = (Sessions::default(), (WorkerId(1), DpRank(0)));
-    sessions.stored(7, here);
-    sessions.stored(8, here);
+    sessions.stored(7, 0, here);
+    sessions.stored(8, 0, here);
     sessions.deleted(8);
     assert_eq!((sessions.storing(7), sessions.storing(8)), (Some(here), None));
     // A session of the same hash is another matter.
@@ -72,11 +72,11 @@ async fn i12_the_worker_of_a_response_is_known_for_a_day_or_until_it_is_deleted(
 #[tokio::test(start_paused = true)]
 async fn i12_many_media_make_no_gateway_forget_a_response() {
     let ((sessions, told), here) = (Sessions::shared(10), (WorkerId(1), DpRank(0)));
-    sessions.stored(7, here);
+    sessions.stored(7, 0, here);
     for request in 0..=MAX_BINDINGS as u64 / 64 {
         tokio::time::advance(Duration::from_millis(1)).await;
         let media: Vec<u64> = (0..64).map(|place| request * 64 + place).collect();
-        sessions.holds(&media, Leg::Decode, here);
+        sessions.holds(&media, 0, Leg::Decode, here);
     }
     let left = sessions.media.lock().len();
     // I12.11
@@ -92,6 +92,60 @@ async fn i12_many_media_make_no_gateway_forget_a_response() {
     tokio::time::advance(MEDIA_TTL).await;
     // I12.11
     assert_eq!((sessions.holding(last, Leg::Decode), sessions.storing(7)), (None, Some(here)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn i12_media_and_responses_of_one_tenant_evict_none_of_another() {
+    let (sessions, here) = (Sessions::default(), (WorkerId(1), DpRank(0)));
+    let (few, many) = (0..30, 1_000..1_000 + 2 * MAX_BINDINGS as u64);
+    sessions.holds(&few.clone().collect::<Vec<_>>(), 1, Leg::Aggregated, here);
+    few.clone().for_each(|response| sessions.stored(response, 1, here));
+    tokio::time::advance(Duration::from_millis(1)).await;
+    for made_up in many.collect::<Vec<_>>().chunks(64) {
+        sessions.holds(made_up, 2, Leg::Aggregated, here);
+        made_up.iter().for_each(|response| sessions.stored(*response, 2, here));
+    }
+    for id in few {
+        // I12.15
+        assert_eq!((sessions.holding(id, Leg::Aggregated), sessions.storing(id)), (Some(here), Some(here)));
+    }
+    for left in [sessions.media.lock().len(), sessions.responses.lock().len()] {
+        // I12.15
+        assert!((30..=MAX_BINDINGS).contains(&left), "{left}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn f8_sessions_that_one_tenant_makes_up_evict_none_of_another() {
+    let (sessions, end) = (Sessions::default(), Instant::now() + Duration::from_secs(300));
+    let bind = |session, owner| {
+        let mut holds = SessionHolds { owner, ..SessionHolds::default() };
+        sessions.hold(session, Leg::Decode, &mut holds, end);
+        sessions.bind(session, Leg::Decode, &mut holds, HERE, end);
+        sessions.release(session, &mut holds, Duration::from_secs(1 + owner));
+    };
+    (0..30).for_each(|session| bind(session, 1));
+    (1_000..1_000 + 2 * MAX_BINDINGS as u64).for_each(|made_up| bind(made_up, 2));
+    for session in 0..30 {
+        // F8.8
+        assert_eq!(sessions.get(session, Leg::Decode), Some(HERE), "{session}");
+    }
+    assert!((30..=MAX_BINDINGS).contains(&sessions.bindings()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn i12_more_tenants_than_bindings_are_bounded_too() {
+    let (sessions, here) = (Sessions::default(), (WorkerId(1), DpRank(0)));
+    for owner in 1..=MAX_BINDINGS as u64 + 1 {
+        if owner % 1_000 == 0 {
+            tokio::time::advance(Duration::from_millis(1)).await;
+        }
+        sessions.stored(owner, owner, here);
+    }
+    let left = sessions.responses.lock().len();
+    // I12.15
+    assert!((MAX_BINDINGS / 2..=MAX_BINDINGS).contains(&left), "{left}");
+    assert_eq!((sessions.storing(1), sessions.storing(MAX_BINDINGS as u64)), (None, Some(here)));
 }
 
 #[tokio::test]

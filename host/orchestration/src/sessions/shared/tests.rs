@@ -41,7 +41,7 @@ fn q6_a_binding_of_another_gateway_holds_here_and_its_end_too() {
 #[test]
 fn q6_the_worker_of_a_response_is_known_to_other_gateways_until_it_is_deleted() {
     let ((one, queue), (two, _two)) = (gateway(1), gateway(2));
-    one.stored(7, (WorkerId(3), DpRank(0)));
+    one.stored(7, 0, (WorkerId(3), DpRank(0)));
     changes(&queue).into_iter().for_each(|change| two.apply(change));
     // Q6.5
     assert_eq!((two.storing(7), two.get(7, Leg::Aggregated)), (Some((WorkerId(3), DpRank(0))), None));
