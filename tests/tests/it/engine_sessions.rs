@@ -97,3 +97,76 @@ async fn i12_an_engine_that_never_had_a_session_makes_the_gateway_not_forget_the
         assert_eq!(ask(&cluster, session).await.status, 200, "{session}");
     }
 }
+
+#[tokio::test]
+async fn i12_a_session_of_one_tenant_does_not_exist_for_another() {
+    let engines = [engine(HashSet::from(["a1"])).await, engine(HashSet::from(["b1"])).await];
+    let builder = TestClusterBuilder::new().config(|config| {
+        config.auth.keys = pointsman_tests::client_keys(&[("sk-1", "one"), ("sk-2", "two"), ("sk-3", "")]);
+        for (id, engine) in (1..).zip(&engines) {
+            config.workers.push(engine.worker(&format!("id={id},role=aggregated,engine=sglang")));
+        }
+    });
+    let cluster = builder.start().await;
+    let asked = || engines.iter().map(|engine| engine.requests().len()).sum::<usize>();
+    let key = |key: &'static str| ("authorization", key);
+    let (one, two, none) = (key("Bearer sk-1"), key("Bearer sk-2"), key("Bearer sk-3"));
+    for (session, owner, others) in [("a1", one, [two, none]), ("b1", none, [one, two])] {
+        assert_eq!(ask_with(&cluster, session, &[owner]).await.status, 200, "{session}");
+        let before = asked();
+        for other in others {
+            for worker in ["1", "2"].map(|id| ("x-worker-instance-id", id)) {
+                let refused = ask_with(&cluster, session, &[other, worker]).await;
+                let text = String::from_utf8_lossy(&refused.body).into_owned();
+                // I12.14: a hint does not replace the owner.
+                assert_eq!(
+                    (refused.status.as_u16(), refused.code().as_str()),
+                    (400, "invalid_request"),
+                    "{text}"
+                );
+                assert!(text.contains(&format!("session id {session} does not exist")), "{text}");
+            }
+            assert_eq!(ask_with(&cluster, session, &[other]).await.status, 400, "{session}");
+            // A batch, and keys of which engines take the last one.
+            for params in
+                [format!(r#"[{{}},{{"id":"{session}"}}]"#), format!(r#"{{"id":"own","id":"{session}"}}"#)]
+            {
+                let body = format!(r#"{{"text":"hi","session_params":{params}}}"#);
+                // I12.14
+                assert_eq!(cluster.client.post("/generate", &[other], body).await.unwrap().status, 400);
+            }
+        }
+        // I12.14: no engine was asked.
+        assert_eq!(asked(), before, "{session}");
+        assert_eq!(ask_with(&cluster, session, &[owner]).await.status, 200, "{session}");
+    }
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn i12_a_session_that_its_engine_lost_is_anyone_s_to_open() {
+    let engine = RawEngine::serving(move |request: &RawRequest| {
+        let body: Value = serde_json::from_str(&request.body).unwrap_or_default();
+        vec![Act::Send(if body["text"] == "lost" {
+            let error = json!({ "error": { "message": "Invalid request: session id s does not exist" } });
+            status("400 Bad Request", &error.to_string())
+        } else {
+            json_answer(ANSWER)
+        })]
+    });
+    let engine = engine.await;
+    let builder = TestClusterBuilder::new().config(|config| {
+        config.auth.keys = pointsman_tests::client_keys(&[("sk-1", "one"), ("sk-2", "two")]);
+        config.workers.push(engine.worker("id=1,role=aggregated,engine=sglang"));
+    });
+    let cluster = builder.start().await;
+    let ask = async |key: &str, text: &str| {
+        let body = json!({ "text": text, "session_params": { "id": "s" } }).to_string();
+        let header = ("authorization", &*format!("Bearer {key}"));
+        cluster.client.post("/generate", &[header], body).await.unwrap().status.as_u16()
+    };
+    assert_eq!([ask("sk-1", "hello").await, ask("sk-2", "hello").await], [200, 400]);
+    assert_eq!(ask("sk-1", "lost").await, 400);
+    // I12.14
+    assert_eq!([ask("sk-2", "hello").await, ask("sk-1", "hello").await], [200, 400]);
+}

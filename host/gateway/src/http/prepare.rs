@@ -244,7 +244,7 @@ async fn read(
         let tenant = caller.tenant_hash();
         Box::pin(stored::pin(state, upstream, &mut request, tenant)).await?;
     } else {
-        engine_session::pin(state, &mut request, caller.tenant_hash());
+        engine_session::pin(state, &mut request, caller.tenant_hash())?;
     }
     if let Some(request) = Arc::get_mut(&mut request) {
         cached_media::find(state, request, caller.tenant_hash());

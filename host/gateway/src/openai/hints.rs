@@ -96,8 +96,8 @@ pub(crate) struct Hints {
     pub probe: bool,
     /// Whether the request continues what the worker of `backend` has: a stored response, or a session.
     pub continues: bool,
-    /// Key of the session that the request continues and an engine keeps.
-    pub engine_session: Option<u64>,
+    /// The session that the request continues and an engine keeps.
+    pub engine_session: Option<EngineSession>,
     /// Media that the request names by ids of its client.
     pub media: MediaIds,
     /// Agent context of the request, for the access log.
@@ -110,6 +110,15 @@ pub(crate) struct Hints {
     pub mdc_sum: Option<String>,
     /// Warning in the answer about keys that have no effect.
     pub warning: Option<HeaderValue>,
+}
+
+/// Keys of a session that an engine keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct EngineSession {
+    /// Key of the tenant's session.
+    pub own: u64,
+    /// Key of the session without a tenant; `None` if no tenants are configured.
+    pub of_any: Option<u64>,
 }
 
 /// Action of a request on its session (A2).
