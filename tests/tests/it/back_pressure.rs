@@ -528,3 +528,54 @@ async fn i13_a_worker_that_fails_beside_a_paused_one_leaves_a_time_to_come_back(
     assert_eq!(cluster.faults_fired("status-503"), 1);
     cluster.at_rest().await.unwrap();
 }
+
+#[tokio::test]
+async fn i13_a_429_for_the_key_of_a_client_keeps_no_other_client_out() {
+    const SPENT: &str = r#"{"error":{"message":"rate limit of this key","code":429}}"#;
+    for (forwards, worker_key, is_of_client) in
+        [(true, "", true), (true, ",api_key=sk", false), (false, "", false)]
+    {
+        let engine = RawEngine::serving(|request: &RawRequest| {
+            if !request.body.contains("spent") {
+                return vec![Act::Send(json_answer(
+                    r#"{"choices":[{"index":0,"text":"a","finish_reason":"stop"}]}"#,
+                ))];
+            }
+            let answer = String::from_utf8(status("429 Too Many Requests", SPENT)).unwrap();
+            vec![Act::Send(answer.replacen("\r\n", "\r\nretry-after: 30\r\n", 1).into_bytes())]
+        });
+        let engines = [engine.await.unwrap()];
+        let builder = TestClusterBuilder::new().config(|config| {
+            config.upstream.forward_authorization = forwards;
+            for engine in &engines {
+                let flag = format!("role=aggregated,engine=vllm,url=http://{}{worker_key}", engine.address);
+                config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+            }
+        });
+        let cluster = builder.start().await.unwrap();
+        let ask = async |key: &str, prompt: &str| {
+            let body = json!({"model": "tiny", "prompt": prompt, "max_tokens": 1}).to_string();
+            let header = ("authorization", &*format!("Bearer {key}"));
+            cluster.client.post("/v1/completions", &[header], body).await.unwrap()
+        };
+        for _ in 0..3 {
+            let spent = ask("one", "spent").await;
+            // I13.10
+            assert_eq!(seen(&spent).0, 429, "{spent:?}");
+            if is_of_client {
+                // I13.10: the engine's own answer
+                assert_eq!((&*spent.body, seen(&spent).1), (SPENT.as_bytes(), Some("30")));
+            }
+        }
+        let other = ask("two", "hello").await;
+        // I13.10, I13.2
+        assert_eq!(
+            other.status.as_u16(),
+            if is_of_client { 200 } else { 429 },
+            "{forwards} {worker_key}: {other:?}"
+        );
+        let paused = workers(&cluster).await[0]["paused"].clone();
+        assert_eq!(paused.as_bool().unwrap_or_default(), !is_of_client, "{forwards} {worker_key}");
+        cluster.at_rest().await.unwrap();
+    }
+}

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::{
     Drive, id_of, stored,
-    worker_outcome::{Blame, note_failure, refused_key},
+    worker_outcome::{Blame, limits_client, note_failure, refused_key},
 };
 use crate::{
     openai::error::{ApiError, RequestFacts},
@@ -135,7 +135,9 @@ impl Drive {
             if matches!(error, CallError::Broken(_)) {
                 self.broke.push((candidate.worker.clone(), Instant::now()));
             }
-            note_failure(leg, (candidate, sent), error, blame);
+            if !limits_client(&self.request, &candidate.worker, error) {
+                note_failure(leg, (candidate, sent), error, blame);
+            }
             if self.lacks_model(error) {
                 candidate.worker.note_restart();
             }

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::failure_text::failure_text;
 use crate::{
-    openai::error::ApiError,
+    openai::{error::ApiError, request::Request},
     state::State,
     upstream::{CallError, text},
 };
@@ -72,6 +72,13 @@ pub(super) fn note_failure(
     if is_charged {
         worker.explain_failure(|| failure_text(leg, error));
     }
+}
+
+/// Returns whether an engine answered 429 to a request with the key of its client. That key may be over a
+/// limit of its own, so the answer is for the client, and keeps the worker from no other one.
+pub(super) fn limits_client(request: &Request, worker: &Worker, error: &CallError) -> bool {
+    let has_client_key = request.authorization.is_some() && worker.spec().api_key.is_none();
+    has_client_key && error.refusal().is_some_and(|refusal| refusal.is_too_many)
 }
 
 /// Warns, at most once a minute, that requests to a worker come back.
