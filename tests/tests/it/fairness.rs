@@ -400,3 +400,25 @@ async fn l4_a_trusted_proxy_opens_connections_for_many_clients() {
     // L4.2
     assert!(of_proxy.iter().chain(&of_other).all(|(_, status)| status == "200") && third.1 == "503");
 }
+
+#[tokio::test]
+async fn l1_a_request_that_only_asks_where_it_would_run_counts_as_a_request() {
+    let sections = "[tenants.'*']\nrequests_per_minute = 2\ninput_tokens_per_minute = 5";
+    let cluster = cluster(sections, instant()).await;
+    let preview = || json!({"nvext": {"annotations": ["query_instance_id:"]}});
+    let route = async |tenant| cluster.client.post("/v1/route", &[(HEADER, tenant)], body(json!({}))).await;
+    for tenant in ["a", "b"] {
+        let first =
+            if tenant == "a" { ask(&cluster, tenant, preview()).await } else { route(tenant).await.unwrap() };
+        // L1.14: no tokens are reserved.
+        assert_eq!(first.status, 200, "{tenant}: {first:?}");
+        assert_eq!(route(tenant).await.unwrap().status, 200, "{tenant}");
+        for refused in [ask(&cluster, tenant, preview()).await, route(tenant).await.unwrap()] {
+            // L1.14
+            assert_eq!((refused.status.as_u16(), refused.code().as_str()), (429, "rate_limit_exceeded"));
+            assert_eq!(header(&refused, "x-ratelimit-limit-requests"), "2", "{tenant}");
+        }
+    }
+    // L1.14: none of them is in flight any more.
+    cluster.at_rest().await.unwrap();
+}

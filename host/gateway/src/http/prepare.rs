@@ -88,7 +88,7 @@ pub(crate) async fn prepare(
         Err(error) => return Err(Refused::new(account, error)),
     };
     account.set_model(&request.model, &state.registry.snapshot());
-    if let Some(limits) = state.tenant_limits.as_ref().filter(|_| !request.hints.query_only)
+    if let Some(limits) = &state.tenant_limits
         && let Err(error) =
             account.reserve(limits, caller.tenant_hash(), &request.model, &state.registry.snapshot())
     {
@@ -112,7 +112,8 @@ pub(crate) async fn prepare(
     if let Some(error) = only.and_then(|only| restrict(&mut routing_request, only)) {
         return Err(Refused::new(account, error));
     }
-    if let Err(exceeded) = account.reserve_tokens(&routing_request, request.endpoint) {
+    let reserved = (!request.hints.query_only).then(|| account.reserve_tokens(&routing_request, endpoint));
+    if let Some(Err(exceeded)) = reserved {
         return Err(Refused::new(account, ApiError::TenantLimit(exceeded)));
     }
     account.of_request(&request);

@@ -45,6 +45,11 @@ pub(super) async fn route(thread: Extract<DataThread>, request: HttpRequest<Body
         check_limits(&request, &state.registry.snapshot())?;
         let tenant = caller.tenant_hash();
         let workers = state.registry.snapshot();
+        let mut reservation = None;
+        if let Some(limits) = &state.tenant_limits {
+            let reserved = limits.reserve(&mut reservation, tenant, &request.model, &workers);
+            reserved.map_err(ApiError::TenantLimit)?;
+        }
         let tokens = state.tokens.of(&request, tenant, &upstream, &state.metrics, &workers).await;
         let load = |Tenant { hash, .. }| TenantLoad { hash, active_requests: state.tenants.active(hash) };
         let tenant = caller.tenant.map(load);
