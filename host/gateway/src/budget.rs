@@ -10,6 +10,9 @@ use std::sync::{
 const SMALL_BODY: usize = 256 * 1024;
 /// Part of the bytes in flight that only small bodies may use.
 const SMALL_BODIES_PART: usize = 8;
+/// Largest answer, or buffer of a stream's event, that does not count among the bytes in flight. Answers with
+/// the parameters of a handoff are that small: without them, its blocks would be lost.
+pub(crate) const UNCOUNTED: usize = 64 * 1024;
 
 /// A tenant may take this many times the room that is left, so that it leaves some for every other one.
 const TIMES_WHAT_IS_LEFT: usize = 2;
@@ -91,6 +94,7 @@ impl Share {
         let taken = self.budget.used.fetch_update(Relaxed, Relaxed, fits).is_ok();
         if taken {
             self.amount += more;
+            self.of_tenant().inspect(|of_tenant| _ = of_tenant.fetch_add(more, Relaxed));
         }
         taken
     }
@@ -100,11 +104,7 @@ impl Share {
     pub(crate) fn grow_body(&mut self, more: usize) -> bool {
         let is_small = self.amount + more <= SMALL_BODY;
         let kept_free = if is_small { 0 } else { self.limit() / SMALL_BODIES_PART };
-        let taken = self.leaves_room(more, kept_free) && self.grow(more, kept_free);
-        if taken && let Some(of_tenant) = self.of_tenant() {
-            of_tenant.fetch_add(more, Relaxed);
-        }
-        taken
+        self.leaves_room(more, kept_free) && self.grow(more, kept_free)
     }
 
     /// Returns whether its tenant leaves room for others with `more` bytes. A tenant's only body may have any
@@ -118,6 +118,27 @@ impl Share {
 
     fn of_tenant(&self) -> Option<&AtomicUsize> {
         self.budget.by_tenant.get(usize::from(self.counter?))
+    }
+
+    /// Takes the bytes that a stream buffers, or gives all back while they are few. Returns whether there is
+    /// room for them.
+    #[must_use]
+    pub(crate) fn hold_events(&mut self, bytes: usize) -> bool {
+        if bytes <= UNCOUNTED {
+            self.give_back();
+            return true;
+        }
+        bytes <= self.amount || self.grow_body(bytes - self.amount)
+    }
+
+    /// Gives back what was taken.
+    fn give_back(&mut self) {
+        let amount = std::mem::take(&mut self.amount);
+        // Almost always, a stream has nothing to give back.
+        if amount > 0 {
+            self.budget.used.fetch_sub(amount, Relaxed);
+            self.of_tenant().inspect(|of_tenant| _ = of_tenant.fetch_sub(amount, Relaxed));
+        }
     }
 
     /// Returns how much was taken.
@@ -135,10 +156,7 @@ impl Share {
 
 impl Drop for Share {
     fn drop(&mut self) {
-        self.budget.used.fetch_sub(self.amount, Relaxed);
-        if let Some(of_tenant) = self.of_tenant() {
-            of_tenant.fetch_sub(self.amount, Relaxed);
-        }
+        self.give_back();
     }
 }
 
@@ -184,6 +202,17 @@ mod tests {
             assert_eq!(budget.used(), 0);
         }
         assert!(budget.by_tenant.iter().all(|tenant| tenant.load(Relaxed) == 0));
+    }
+
+    #[test]
+    fn buffered_events_count_while_they_are_large() {
+        let budget = Budget::new(10 * UNCOUNTED);
+        let mut events = budget.share();
+        assert!(events.hold_events(UNCOUNTED) && budget.used() == 0);
+        assert!(events.hold_events(3 * UNCOUNTED) && events.hold_events(2 * UNCOUNTED));
+        assert!(!events.hold_events(11 * UNCOUNTED));
+        assert_eq!((events.amount(), budget.used()), (3 * UNCOUNTED, 3 * UNCOUNTED));
+        assert!(events.hold_events(1) && budget.used() == 0);
     }
 
     #[test]

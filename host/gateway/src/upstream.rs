@@ -29,7 +29,7 @@ mod via;
 
 pub(crate) use back_pressure::{retry_after_of, whole_seconds};
 use body::ObservedCall;
-pub(crate) use body::{Body, collect, read_within};
+pub(crate) use body::{Body, ROOM_INTERVAL, ROOM_TIMEOUT, collect, hold_events, read_within};
 pub(crate) use call_context::CallContext;
 pub(crate) use call_error::CallError;
 #[cfg(feature = "ext-proc")]

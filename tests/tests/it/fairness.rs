@@ -410,15 +410,15 @@ async fn l1_a_request_that_only_asks_where_it_would_run_counts_as_a_request() {
     for tenant in ["a", "b"] {
         let first =
             if tenant == "a" { ask(&cluster, tenant, preview()).await } else { route(tenant).await.unwrap() };
-        // L1.14: no tokens are reserved.
+        // L1.15: no tokens are reserved.
         assert_eq!(first.status, 200, "{tenant}: {first:?}");
         assert_eq!(route(tenant).await.unwrap().status, 200, "{tenant}");
         for refused in [ask(&cluster, tenant, preview()).await, route(tenant).await.unwrap()] {
-            // L1.14
+            // L1.15
             assert_eq!((refused.status.as_u16(), refused.code().as_str()), (429, "rate_limit_exceeded"));
             assert_eq!(header(&refused, "x-ratelimit-limit-requests"), "2", "{tenant}");
         }
     }
-    // L1.14: none of them is in flight any more.
+    // L1.15: none of them is in flight any more.
     cluster.at_rest().await.unwrap();
 }

@@ -172,3 +172,35 @@ async fn r2_the_health_of_an_engine_that_died_within_an_answer_is_checked_at_onc
     // R2.13: the next regular check is minutes away
     cluster.until("it is unhealthy", |cluster| worker(cluster).ineligible().is_some()).await.unwrap();
 }
+
+#[tokio::test]
+async fn i6_an_event_without_room_passes_and_its_usage_is_not_known() {
+    let builder = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).config(|config| {
+        (config.limits.body_bytes_in_flight, config.server.max_body_bytes) = (1_000_000, 500_000);
+    });
+    let (cluster, picker) = started_with(builder).await;
+    let used = |cluster: &TestCluster| cluster.gateway.state().body_bytes.used();
+    for (length, fits) in [(300_000, true), (2_000_000, false)] {
+        let (_, mut carried) = picker.ask(CHAT, &[], &chat()).await.unwrap();
+        carried.answer_head(200, EVENTS.1, None).unwrap();
+        let text = "x".repeat(length);
+        let event =
+            format!("{FIRST}data: {{\"choices\":[{{\"delta\":{{\"content\":\"{text}\"}}}}]}}\n\n{REST}");
+        let (last, mut most) = (event.len() - 1, 0);
+        for piece in event.as_bytes()[..last].chunks(50_000) {
+            carried.answer_body(piece, false).unwrap();
+            carried.next().await.unwrap();
+            most = most.max(used(&cluster));
+        }
+        carried.answer_body(&event.as_bytes()[last..], true).unwrap();
+        drained(carried).await;
+        // I6.22
+        assert!(most > 100_000 && most <= 1_000_000, "{length}: {most}");
+        let outcome = cluster.newest_outcome().await.unwrap();
+        // I6.22
+        assert_eq!(parts(&outcome), (Some(200), Some("ok"), Some(1)), "{outcome}");
+        assert_eq!(outcome["output_tokens_source"] == "usage", fits, "{outcome}");
+        cluster.until("nothing is held", |cluster| used(cluster) == 0).await.unwrap();
+    }
+    assert!(worker(&cluster).ineligible().is_none());
+}

@@ -91,7 +91,7 @@ pub struct Limits {
     /// Open WebSocket connections of clients (/v1/realtime).
     #[key(default = 256)]
     pub realtime_connections: usize,
-    /// Bytes of the bodies of all requests in flight, and of whole answers; at least 8/7 of
+    /// Bytes of the bodies of all requests in flight, of whole answers and of large events; at least 8/7 of
     /// server.max_body_bytes. The default is at most a quarter of the control group's memory limit, but
     /// one such body fits.
     #[key(default = 512 * 1024 * 1024)]

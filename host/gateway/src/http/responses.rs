@@ -19,6 +19,7 @@ use super::{
     request_id,
 };
 use crate::{
+    budget::Share,
     connectors::connector_for,
     openai::{
         client_key::forwarded, endpoint::Endpoint, error::ApiError, hide::without_fields,
@@ -106,7 +107,8 @@ async fn serve(thread: &DataThread, request: Parts, id: &str, path: String) -> R
 /// An engine's answer.
 enum Answered {
     Whole(Response<Bytes>),
-    Stream(Response<upstream::Body>),
+    /// With its share of the bytes of bodies in flight.
+    Stream(Response<(upstream::Body, Share)>),
 }
 
 /// Makes the call.
@@ -128,9 +130,10 @@ async fn answer(
     set_request_id(response.headers_mut(), Endpoint::StoredResponse.format(), request_id);
     if is_stream {
         set_stream_headers(response.headers_mut());
-        return Ok(Answered::Stream(response.map(|()| body)));
+        let held = state.body_bytes.share_of(call.tenant);
+        return Ok(Answered::Stream(response.map(|()| (body, held))));
     }
-    let mut held = state.body_bytes.share();
+    let mut held = state.body_bytes.share_of(call.tenant);
     let whole = upstream::collect(body, Some(pause), Some(&mut held)).await?;
     let fields = connector_for(worker.spec()).private_answer_fields();
     let whole = without_fields(&whole, fields).map_or(whole, Bytes::from);

@@ -24,7 +24,7 @@ use crate::{
 const END_GRACE: Duration = Duration::from_millis(200);
 
 /// Reads a prefill answer to its end. `limits` are those of each pause of the engine. Returns an answer that
-/// is not a stream, which counts in `held`.
+/// is not a stream. Large answers and events count in `held`.
 ///
 /// # Errors
 /// [`CallError`], also for an answer that is not one: then nothing was prefilled, and the decode leg would
@@ -41,7 +41,7 @@ pub(super) async fn drain_prefill(
     let silence = Silence { what: "prefill answer", key: "event_idle", limit: limits.idle };
     if sse::is_stream(content_type) || upstream::with_time_limit(silence, begins_as_stream(&mut body)).await?
     {
-        return drain_events(body, endpoint, limits).await.map(|()| None);
+        return drain_events(body, endpoint, limits, held).await.map(|()| None);
     }
     let whole = upstream::collect(body, Some(limits), Some(held)).await?;
     let is_generate = endpoint == Endpoint::Generate;
@@ -77,7 +77,12 @@ fn error_of(endpoint: Endpoint, seen: &Seen, answer: &[u8], json: &[u8]) -> Opti
 }
 
 /// Reads events up to the end mark. The rest of the body does not matter.
-async fn drain_events(mut body: Body, endpoint: Endpoint, limits: PauseLimits) -> Result<(), CallError> {
+async fn drain_events(
+    mut body: Body,
+    endpoint: Endpoint,
+    limits: PauseLimits,
+    held: &mut Share,
+) -> Result<(), CallError> {
     let (mut splitter, mut finished) = (Splitter::default(), false);
     let format = endpoint.format();
     while upstream::read_within(&mut body, splitter.room(), Some(limits)).await? {
@@ -99,6 +104,7 @@ async fn drain_events(mut body: Body, endpoint: Endpoint, limits: PauseLimits) -
             }
         }
         splitter.discard(whole);
+        upstream::hold_events(&mut body, splitter.room().capacity(), held).await?;
     }
     // The last blank line, or the end mark, may be missing.
     if finished || sse::is_done(splitter.first(splitter.rest())) {

@@ -18,6 +18,7 @@ use super::{
     relay,
 };
 use crate::{
+    budget::Share,
     openai::{error::ApiError, sse},
     state::State,
     telemetry::account::Account,
@@ -45,6 +46,8 @@ pub(crate) struct ProxiedRequest {
     /// The status of the answer, if it is an error.
     refused: Option<StatusCode>,
     content: Content,
+    /// Share of what is kept of the answer in the bytes of bodies in flight.
+    room: Share,
 }
 
 /// Who wrote an answer.
@@ -67,8 +70,9 @@ impl ProxiedRequest {
     ) -> Self {
         // When the client leaves, the proxy ends its stream, and this is dropped.
         let (executor, gone) = (Executor::Proxy(None), CancellationToken::new());
+        let room = state.body_bytes.share();
         let drive = Drive::new(state, upstream, executor, planned, account, gone);
-        Self { drive, call: None, heard_at: Instant::now(), refused: None, content: Content::Nothing }
+        Self { drive, call: None, heard_at: Instant::now(), refused: None, content: Content::Nothing, room }
     }
 
     /// Chooses and books the workers. Waits in the queue while every eligible one is busy.
@@ -221,6 +225,10 @@ impl ProxiedRequest {
             }
             Content::Whole(_) => {}
             other => self.content = other,
+        }
+        // Without room the answer passes, but the gateway learns no more from it.
+        if !self.room.hold_events(self.content.kept()) {
+            self.content = Content::Ignored { failed: false };
         }
     }
 

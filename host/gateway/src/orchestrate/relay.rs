@@ -40,6 +40,7 @@ mod moves;
 mod pauses;
 mod prefill_answer;
 mod resume;
+mod room;
 mod seam;
 
 /// Events that arrived together are sent as one chunk of at most this size, bytes.
@@ -59,6 +60,7 @@ pub(crate) use end::{end_last_event, ended_early};
 pub(crate) use limits::{COMMENT, END_GRACE};
 pub(crate) use prefill_answer::prefill_answer;
 use resume::Resumption;
+use room::EventRoom;
 
 /// A stream on its way.
 struct Relay {
@@ -70,6 +72,8 @@ struct Relay {
     bytes: Option<ByteStream>,
     incoming: Option<upstream::Body>,
     splitter: Splitter,
+    /// Room of large events among the bodies in flight.
+    room: EventRoom,
     /// When the engine's bytes were last read.
     read_at: Instant,
     /// When an event with data last arrived, or the wait for the first one began.
@@ -126,6 +130,7 @@ impl Relay {
             format: drive.request.endpoint.format(),
             bytes: ByteStream::of(&drive, has_events),
             resumption: Resumption::of(&drive),
+            room: EventRoom::of(drive.body_share()),
             drive,
             client: None,
             incoming: Some(incoming),
@@ -188,7 +193,11 @@ impl Relay {
     }
 
     fn poll_engine(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let Some(incoming) = self.incoming.as_mut() else { return Poll::Pending };
+        if self.incoming.is_none() {
+            return Poll::Pending;
+        }
+        std::task::ready!(self.poll_room(cx));
+        let Some(incoming) = self.incoming.as_mut() else { return Poll::Ready(()) };
         let room = self.splitter.room();
         let before = room.len();
         match std::task::ready!(incoming.poll_read(cx, room)) {
@@ -286,7 +295,8 @@ impl Relay {
             self.account_for(&seen);
             let begins_hold = self.held.is_some() && !held_before;
             let cached = self.drive.shown_cached_tokens();
-            let edits = seen.handoff || (cached != CachedTokens::OfAnswer && self.counts_cached(&seen));
+            let edits = seen.may_have_private_fields
+                || (cached != CachedTokens::OfAnswer && self.counts_cached(&seen));
             let is_hidden = self.drive.is_unasked_usage(event, &seen);
             if begins_hold || edits || is_hidden || !lists.is_empty() {
                 // The events before this one go first, and are not held back even if this one is.
@@ -362,17 +372,6 @@ impl Relay {
                 self.drive.perform(other);
             }
         }
-    }
-
-    /// Stops reading the engine's answer. Its connection closes when the leg is stopped.
-    fn stop_reading(&mut self) {
-        let unread = self.incoming.take();
-        self.drive.runs.answering.unread = unread.or(self.drive.runs.answering.unread.take());
-    }
-
-    /// Whether the client got the whole answer, and nothing failed.
-    fn finished_well(&self) -> bool {
-        self.drive.runs.answering.failure.is_none() && self.held.is_none()
     }
 
     /// Ends the stream with an error. Bytes that were held back are dropped.

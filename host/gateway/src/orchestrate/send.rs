@@ -29,6 +29,7 @@ use super::{
     whole_estimate::{WholeEstimate, most_output},
 };
 use crate::{
+    budget::Share,
     connectors::{Connector, LegContext, TokenIds, connector_for, leg_headers},
     openai::{
         error::engine_text,
@@ -42,6 +43,11 @@ use crate::{
 };
 
 impl Drive {
+    /// Returns an empty share of the request's tenant in the bytes of bodies in flight.
+    pub(super) fn body_share(&self) -> Share {
+        self.state.body_bytes.share_of(self.routing_request.tenant_hash)
+    }
+
     pub(super) fn context(&self) -> LegContext<'_> {
         let [prefill, decode] =
             [&self.runs.prefill, &self.runs.answering].map(|run| run.candidate.as_ref().map(target));
@@ -117,7 +123,7 @@ impl Drive {
         // Only the answer of a completed handoff carries data.
         let carries_data = connector.handoff() == Some(HandoffKind::Completed);
         let worker = candidate.worker.clone();
-        let (endpoint, mut held) = (self.request.endpoint, self.state.body_bytes.share());
+        let (endpoint, mut held) = (self.request.endpoint, self.body_share());
         // A decode leg that runs beside it names the engine of this rank: both legs are retried then.
         let rank_is_chosen = self.rank_is_chosen(Leg::Prefill) && self.engine_id.is_none();
         let others = self.other_workers(Leg::Prefill);
@@ -184,7 +190,7 @@ impl Drive {
             let most = (REQUEST, self.state.settings.request_timeout);
             (head_of("whole answer", "whole_head", limits.whole_head), most)
         };
-        let (pause, request, mut held) = (limits.pause(), self.request_hash(), self.state.body_bytes.share());
+        let (pause, request, mut held) = (limits.pause(), self.request_hash(), self.body_share());
         // The engine of a pair answers after the prefill, which has a limit of its own.
         let prefill_over = self.runs.prefill.over.clone().filter(|_| self.prefill_runs());
         let (rank_is_chosen, others) = (self.rank_is_chosen(leg), self.other_workers(leg));

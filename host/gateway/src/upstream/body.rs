@@ -12,7 +12,7 @@ use pointsman_workers::{InFlight, Worker};
 use tokio::time::{Instant, sleep};
 
 use super::{CallError, PauseLimits, stream::EngineStream};
-use crate::budget::Share;
+use crate::budget::{Share, UNCOUNTED};
 
 /// The body of an answer. At its end the connection goes back to the pool. Dropping it earlier closes the
 /// connection, which stops the engine's work.
@@ -37,12 +37,8 @@ impl Observer for ObservedCall {
 }
 
 /// Longest wait for room among the bodies in flight, and how often it is looked for.
-const ROOM_TIMEOUT: Duration = Duration::from_secs(5);
-const ROOM_INTERVAL: Duration = Duration::from_millis(20);
-
-/// Largest answer that does not count. Those with the parameters of a handoff are that small: without them,
-/// its blocks would be lost.
-const UNCOUNTED: usize = 64 * 1024;
+pub(crate) const ROOM_TIMEOUT: Duration = Duration::from_secs(5);
+pub(crate) const ROOM_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Reads a whole body. `held` counts its bytes. `limits` bounds each pause of the engine.
 ///
@@ -65,7 +61,7 @@ pub(crate) async fn collect(
             // At once: answers that took their room piece by piece would wait for each other.
             let more = whole.len() + left - held.amount();
             if more > 0 {
-                wait_for_room(&mut body, more, held).await?;
+                wait_for_room(&mut body, held, |held| held.grow_body(more)).await?;
                 whole.reserve_exact(left);
             }
         }
@@ -104,16 +100,28 @@ pub(crate) async fn read_within(
     }
 }
 
-/// Counts bytes of a whole answer. While there is no room for them, nothing is read from the engine.
-async fn wait_for_room(body: &mut Body, more: usize, held: &mut Share) -> Result<(), CallError> {
-    if held.grow_body(more) {
+/// Counts the bytes that a stream buffers for an event. While there is no room, nothing is read.
+///
+/// # Errors
+/// [`CallError::NoRoom`].
+pub(crate) async fn hold_events(body: &mut Body, bytes: usize, held: &mut Share) -> Result<(), CallError> {
+    wait_for_room(body, held, |held| held.hold_events(bytes)).await
+}
+
+/// Waits until `take` finds room for bytes of an answer. Meanwhile, nothing is read from the engine.
+async fn wait_for_room(
+    body: &mut Body,
+    held: &mut Share,
+    take: impl Fn(&mut Share) -> bool,
+) -> Result<(), CallError> {
+    if take(held) {
         return Ok(());
     }
     body.rest();
     let end = Instant::now() + ROOM_TIMEOUT;
     while Instant::now() < end {
         sleep(ROOM_INTERVAL).await;
-        if held.grow_body(more) {
+        if take(held) {
             return Ok(());
         }
     }

@@ -61,6 +61,15 @@ impl Content {
             Self::Stream(Splitter::default(), Ends::default())
         }
     }
+
+    /// Returns how many bytes of the answer are kept.
+    pub(super) fn kept(&mut self) -> usize {
+        match self {
+            Self::Stream(splitter, _) => splitter.room().capacity(),
+            Self::Whole(body) => body.capacity(),
+            _ => 0,
+        }
+    }
 }
 
 fn warn_of_hidden_body() {

@@ -56,6 +56,17 @@ impl Relay {
         }
     }
 
+    /// Stops reading the engine's answer. Its connection closes when the leg is stopped.
+    pub(super) fn stop_reading(&mut self) {
+        let unread = self.incoming.take();
+        self.drive.runs.answering.unread = unread.or(self.drive.runs.answering.unread.take());
+    }
+
+    /// Whether the client got the whole answer, and nothing failed.
+    pub(super) fn finished_well(&self) -> bool {
+        self.drive.runs.answering.failure.is_none() && self.held.is_none()
+    }
+
     fn end_last_event(&mut self) {
         if end_last_event(&mut self.splitter) {
             self.relay_whole_events();

@@ -2,9 +2,10 @@
 //! error event when the last event of the response is missing (I12.9).
 
 use bytes::Bytes;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::{
+    budget::Share,
     connectors::connector_for,
     openai::{
         endpoint::Format,
@@ -20,13 +21,17 @@ use crate::{
     },
     state::{drain_end::DrainEnd, settings::LegTimeouts},
     telemetry::account::Account,
-    upstream::{Body, CallError},
+    upstream::{Body, CallError, ROOM_INTERVAL, ROOM_TIMEOUT},
 };
 
 /// A stream of events to a client.
 pub(crate) struct StoredEvents {
     body: Body,
     splitter: Splitter,
+    /// Share of a large event in the bytes of bodies in flight.
+    held: Share,
+    /// When a wait for room ends.
+    room_end: Option<Instant>,
     timeouts: LegTimeouts,
     deadline: Instant,
     drain_end: DrainEnd,
@@ -45,10 +50,10 @@ pub(crate) struct StoredEvents {
 }
 
 impl StoredEvents {
-    /// Returns the events in `body`, until `deadline` or the end of the drain. `may_be_empty`: whether the
-    /// client may have them all.
+    /// Returns the events in `body`, until `deadline` or the end of the drain. Large ones count in `held`.
+    /// `may_be_empty`: whether the client may have them all.
     pub(crate) fn new(
-        body: Body,
+        (body, held): (Body, Share),
         timeouts: LegTimeouts,
         (deadline, drain_end): (Instant, DrainEnd),
         account: Box<Account>,
@@ -58,6 +63,8 @@ impl StoredEvents {
         Self {
             body,
             splitter: Splitter::default(),
+            held,
+            room_end: None,
             timeouts,
             deadline,
             drain_end,
@@ -85,6 +92,15 @@ impl StoredEvents {
             if self.over {
                 return None;
             }
+            let buffered = self.splitter.room().capacity();
+            if !self.held.hold_events(buffered) {
+                self.wait_for_room().await;
+                continue;
+            }
+            if self.room_end.take().is_some() {
+                // The engine was not silent: nothing was read.
+                self.event_at = Instant::now();
+            }
             let read = timeout_at(self.next_moment(), self.body.read(self.splitter.room()));
             tokio::select! {
                 biased;
@@ -96,6 +112,29 @@ impl StoredEvents {
                 },
                 () = self.drain_end.seen(), if self.outcome.is_none() => self.fail(&ApiError::Draining),
             }
+        }
+    }
+
+    /// Waits a moment for room for a large event. Meanwhile, nothing is read from the engine.
+    async fn wait_for_room(&mut self) {
+        if self.outcome.is_some() {
+            // The client has the last event. What follows it is worth no wait.
+            self.over = true;
+            return;
+        }
+        self.body.rest();
+        let end = *self.room_end.get_or_insert_with(|| Instant::now() + ROOM_TIMEOUT);
+        tokio::select! {
+            () = sleep(ROOM_INTERVAL) => {}
+            () = self.drain_end.seen() => return self.fail(&ApiError::Draining),
+        }
+        let now = Instant::now();
+        if now >= self.deadline {
+            self.fail(&ApiError::Deadline);
+        } else if now >= end {
+            self.fail(&CallError::NoRoom(self.held.limit()).into());
+        } else {
+            self.comment_if_due(now);
         }
     }
 
@@ -131,10 +170,14 @@ impl StoredEvents {
             if let Some(worker) = worker.filter(|_| now >= pause.half(self.event_at)) {
                 worker.read_figures();
             }
-            if self.comment_at().is_some_and(|at| now >= at) {
-                self.commented_at = now;
-                self.out.extend_from_slice(COMMENT);
-            }
+            self.comment_if_due(now);
+        }
+    }
+
+    fn comment_if_due(&mut self, now: Instant) {
+        if self.comment_at().is_some_and(|at| now >= at) {
+            self.commented_at = now;
+            self.out.extend_from_slice(COMMENT);
         }
     }
 
@@ -166,7 +209,7 @@ impl StoredEvents {
             let seen = seen::event(Format::Responses, event);
             let shown = match seen {
                 Seen { error: true, .. } => masked(event, &RequestFacts::default()),
-                Seen { handoff: true, .. } => self.without_private_fields(event),
+                Seen { may_have_private_fields: true, .. } => self.without_private_fields(event),
                 _ => None,
             };
             self.out.extend_from_slice(shown.as_deref().unwrap_or(event));
