@@ -27,8 +27,26 @@ pub(super) fn failure_text(leg: Leg, error: &CallError) -> String {
 /// Returns a text up to the first value that it quotes or its first line break, cut to a length. Other
 /// control characters are escaped.
 pub(super) fn one_line(text: &str) -> String {
-    let text = text.split(['\'', '"', '`', '\n', '\r', '{', '[']).next().unwrap_or_default().trim_end();
-    shortened(&text.escape_debug().to_string())
+    let ends = |(at, found): (usize, char)| match found {
+        '"' | '`' | '\n' | '\r' | '{' | '[' => true,
+        '\'' => !is_within_word(text, at),
+        _ => false,
+    };
+    let end = text.char_indices().find(|found| ends(*found)).map_or(text.len(), |(at, _)| at);
+    shortened(&text.get(..end).unwrap_or_default().trim_end().escape_debug().to_string())
+}
+
+/// Whether the apostrophe at `at` is one of a word, such as "model's" or "can't". Python writes bytes as
+/// `b'…'`, so a letter before it is not enough.
+fn is_within_word(text: &str, at: usize) -> bool {
+    const ENDS: [&str; 7] = ["s", "t", "re", "ve", "ll", "d", "m"];
+    let (before, behind) = text.split_at(at);
+    let letters = |text: &str| text.bytes().take_while(u8::is_ascii_alphabetic).count();
+    let behind = behind.get(1..).unwrap_or_default();
+    let end = behind.get(..letters(behind)).unwrap_or_default();
+    let is_word = before.bytes().rev().take(3).filter(u8::is_ascii_alphabetic).count() == 3;
+    let is_closed = behind.as_bytes().get(end.len()) != Some(&b'\'');
+    is_word && is_closed && ENDS.contains(&end)
 }
 
 #[cfg(test)]
@@ -57,6 +75,14 @@ mod tests {
                 "the engine answered 500: CUDA error: an illegal memory access",
             ),
             (500, "cannot run 'tell me a secret'", "the engine answered 500: cannot run"),
+            (
+                500,
+                "This model's maximum context length is 8 tokens, so you can't ask for 'secret'",
+                "the engine answered 500: This model's maximum context length is 8 tokens, so you can't ask for",
+            ),
+            (500, "cannot decode b's tell me'", "the engine answered 500: cannot decode b"),
+            (500, "unknown role='s'", "the engine answered 500: unknown role="),
+            (500, "the names'secret'", "the engine answered 500: the names"),
             (503, "no\u{1b}[2J room\u{202e}\r\nlevel=ERROR", "the engine answered 503: no\\u{1b}"),
             (500, "left\u{2028}right\tto", "the engine answered 500: left\\u{2028}right\\tto"),
         ] {
