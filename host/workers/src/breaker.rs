@@ -79,8 +79,10 @@ impl BreakerRules {
 #[derive(Debug)]
 pub struct Breaker {
     rules: BreakerRules,
-    /// Failures since the last success.
+    /// Failures since the last success: a row.
     consecutive: AtomicU32,
+    /// Rows that a success ended. The number wraps around.
+    rows: AtomicU32,
     /// Times the breaker opened since the last success, or since `rated` was cleared.
     openings: AtomicU32,
     /// Number of calls when the current window began, and failures since then. Only failures touch these,
@@ -103,6 +105,7 @@ impl Breaker {
         Self {
             rules,
             consecutive: AtomicU32::new(0),
+            rows: AtomicU32::new(0),
             openings: AtomicU32::new(0),
             window_start: AtomicU64::new(0),
             window_failures: AtomicU64::new(0),
@@ -158,6 +161,7 @@ impl Breaker {
         // Check both: a success that runs between the two writes of a failure leaves only one of them set.
         if self.consecutive.load(Ordering::Relaxed) != 0 || self.is_open() {
             self.consecutive.store(0, Ordering::Relaxed);
+            self.rows.fetch_add(1, Ordering::Relaxed);
             if rated && self.now_ms() < self.held_until_ms.load(Ordering::Relaxed) {
                 return false;
             }
@@ -190,6 +194,28 @@ impl Breaker {
             AfterPause::OneTrial if too_many => self.open(),
             AfterPause::Probation if !self.is_paused() && (too_many || self.is_open()) => self.open(),
             AfterPause::OneTrial | AfterPause::Probation => false,
+        }
+    }
+
+    /// The row that the next failure belongs to, for [`Self::take_back`].
+    pub(crate) fn row(&self) -> u32 {
+        self.rows.load(Ordering::Relaxed)
+    }
+
+    /// Takes back failures of a row that turned out to be none of what the breaker protects from, unless a
+    /// success ended the row. A breaker that only they opened by their number closes. They stay in the
+    /// failure rate: where nothing succeeds, failures that are all taken back say no less about a worker.
+    pub(crate) fn take_back(&self, failures: u32, row: u32) {
+        if row != self.row() {
+            return;
+        }
+        let fewer = |counted: u32| Some(counted.saturating_sub(failures));
+        let counted = self.consecutive.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fewer);
+        let [before, now] = counted.map_or([0; 2], |counted| [counted, counted.saturating_sub(failures)]);
+        let most = self.rules.consecutive_failures;
+        if before >= most && now < most && !self.rated.load(Ordering::Relaxed) {
+            self.openings.store(0, Ordering::Relaxed);
+            self.retry_at_ms.store(0, Ordering::Release);
         }
     }
 
@@ -254,97 +280,4 @@ fn millis(duration: Duration) -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test(start_paused = true)]
-    async fn a_worker_s_breaker_opens_after_five_failures_and_a_success_ends_its_probation() {
-        let breaker = Breaker::new(BreakerRules::WORKER);
-        // Each failure is among many other calls.
-        let calls = std::cell::Cell::new(0);
-        let fail = || {
-            breaker.record_failure(calls.replace(calls.get() + 100));
-        };
-        let pause = BreakerRules::WORKER.first_pause;
-        (0..4).for_each(|_| fail());
-        breaker.record_success(calls.get());
-        (0..4).for_each(|_| fail());
-        assert!(!breaker.is_paused());
-        fail();
-        assert!(breaker.is_paused());
-        tokio::time::advance(pause).await;
-        assert!(!breaker.is_paused());
-        // On probation one failure is enough, and the pause is longer.
-        fail();
-        tokio::time::advance(pause).await;
-        assert!(breaker.is_paused());
-        tokio::time::advance(pause).await;
-        assert!(!breaker.is_paused());
-        breaker.record_success(calls.get());
-        (0..4).for_each(|_| fail());
-        assert!(!breaker.is_paused());
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_worker_s_breaker_lets_all_calls_through_on_probation_and_ignores_failures_while_paused() {
-        let breaker = Breaker::new(BreakerRules::WORKER);
-        for _ in 0..5 {
-            breaker.record_failure(0);
-        }
-        assert!(!breaker.try_call());
-        tokio::time::advance(BreakerRules::WORKER.first_pause / 2).await;
-        breaker.record_failure(0);
-        tokio::time::advance(BreakerRules::WORKER.first_pause / 2).await;
-        assert!(breaker.try_call() && breaker.try_call(), "the failure within the pause did not extend it");
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_policy_s_breaker_opens_at_the_first_timeout_and_allows_one_trial_per_pause() {
-        let breaker = Breaker::new(BreakerRules::POLICY);
-        breaker.trip();
-        assert!(breaker.is_paused() && !breaker.try_call());
-        tokio::time::advance(BreakerRules::POLICY.first_pause).await;
-        assert!(!breaker.is_paused() && breaker.is_open());
-        assert!(breaker.try_call());
-        assert!(!breaker.try_call(), "one trial only");
-        breaker.record_success(0);
-        assert!(!breaker.is_open() && breaker.try_call());
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn t6_each_opening_and_each_closing_is_told_once() {
-        let breaker = Breaker::new(BreakerRules::POLICY);
-        let fail = || breaker.record_failure(0);
-        // T6.1
-        assert_eq!(
-            [fail(), fail(), fail(), fail(), fail(), fail()],
-            [false, false, false, false, true, false]
-        );
-        tokio::time::advance(BreakerRules::POLICY.first_pause).await;
-        assert!(breaker.try_call() && !fail() && !breaker.trip(), "it stayed open");
-        assert!(breaker.record_success(0) && !breaker.record_success(0));
-        assert!(breaker.trip());
-    }
-
-    /// Fails one of every `one_in` calls. Returns the number of calls made before the breaker opens, at most
-    /// 10,000.
-    fn opens_after(one_in: u64) -> Option<u64> {
-        let breaker = Breaker::new(BreakerRules::POLICY);
-        (1..=10_000_u64).find(|calls| {
-            if calls % one_in == 0 {
-                breaker.record_failure(*calls);
-            } else {
-                breaker.record_success(*calls);
-            }
-            breaker.is_open()
-        })
-    }
-
-    #[test]
-    fn a_policy_s_breaker_opens_when_a_tenth_of_its_calls_fail_and_not_below() {
-        assert_eq!(opens_after(1), Some(5));
-        assert_eq!(opens_after(8), Some(64));
-        assert_eq!(opens_after(10), Some(80));
-        assert_eq!(opens_after(13), None);
-    }
-}
+mod tests;

@@ -240,15 +240,15 @@ async fn a_model_that_the_engine_does_not_know_any_more_is_forgotten() {
     until_models(&cluster, &["tiny"]).await;
 }
 
-/// Five engines; those that get a prompt with `poison` break in the way of `kind`.
-async fn poisoned(kind: FaultKind, quarantine: Duration) -> TestCluster {
+/// So many engines; those that get a prompt with `poison` break in the way of `kind`.
+async fn poisoned(number: u32, kind: FaultKind, quarantine: Duration) -> TestCluster {
     let mut builder = TestClusterBuilder::new().config(|config| {
         config.routing.retries = 4;
         config.routing.quarantine = quarantine;
         // The end of a kept connection proves less (I2.11).
         config.upstream.idle_connections = 0;
     });
-    for _ in 0..5 {
+    for _ in 0..number {
         let fault = Fault { prompt: Some("poison".to_owned()), ..Fault::always(kind.clone()) };
         let config = SimConfig { faults: vec![fault], ..SimConfig::instant(Dialect::Vllm, Role::Aggregated) };
         builder = builder.sim_with(config, "");
@@ -260,7 +260,7 @@ async fn poisoned(kind: FaultKind, quarantine: Duration) -> TestCluster {
 async fn a_request_that_kills_its_engine_visits_two_of_five_and_is_then_refused() {
     let kinds = [FaultKind::Die, FaultKind::Refuse, FaultKind::Status { status: 500, retry_after: None }];
     for kind in kinds {
-        let cluster = poisoned(kind.clone(), 700 * MS).await;
+        let cluster = poisoned(5, kind.clone(), 700 * MS).await;
         let hits = |cluster: &TestCluster| {
             cluster.sims.iter().map(|sim| sim.state().faults_fired.values().sum::<u64>()).sum::<u64>()
         };
@@ -313,7 +313,7 @@ async fn a_request_that_kills_its_engine_visits_two_of_five_and_is_then_refused(
 #[tokio::test]
 async fn failures_of_a_poison_request_do_not_mark_the_second_worker_as_failing() {
     // On a busy machine the retry may come late.
-    let cluster = poisoned(FaultKind::Refuse, 60_000 * MS).await;
+    let cluster = poisoned(5, FaultKind::Refuse, 60_000 * MS).await;
     let snapshot = cluster.gateway.state().registry.snapshot();
     let workers = snapshot.workers();
     let errors = || workers.iter().map(|worker| worker.candidates()[0].load().view().error_ppm());
@@ -337,6 +337,32 @@ async fn failures_of_a_poison_request_do_not_mark_the_second_worker_as_failing()
     }
     // I4.3
     assert!(workers.iter().all(|worker| !worker.is_failing()), "a worker is marked as failing");
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn i4_prompts_that_break_every_engine_leave_no_worker_failing_that_serves_others() {
+    let cluster = poisoned(2, FaultKind::Status { status: 500, retry_after: None }, 60_000 * MS).await;
+    let snapshot = cluster.gateway.state().registry.snapshot();
+    for round in 0..5 {
+        // One of both is the first one for at least five, without a success in between.
+        for turn in 0..9 {
+            let body = prompt(&format!("poison {round} {turn}"), turn % 2 == 0);
+            let reply = cluster.client.post(COMPLETIONS, &[], body).await.unwrap();
+            // I4.2
+            assert_eq!(reply.code(), "poison_request", "{reply:?}");
+            // I4.3
+            assert!(snapshot.workers().iter().all(|worker| !worker.is_failing()), "{round} {turn}");
+        }
+        // More than half of all, so that the rate puts no worker aside.
+        for (worker, turn) in
+            snapshot.workers().iter().flat_map(|worker| (0..11).map(move |turn| (worker, turn)))
+        {
+            let pin = [("x-worker-instance-id", &*worker.id().to_string())];
+            let body = prompt(&format!("turn {round} {turn}"), false);
+            assert_eq!(cluster.client.post(COMPLETIONS, &pin, body).await.unwrap().status, 200);
+        }
+    }
     cluster.at_rest().await.unwrap();
 }
 

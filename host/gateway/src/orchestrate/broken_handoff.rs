@@ -53,7 +53,12 @@ impl Drive {
         // Handoffs that end in silence count elsewhere (B7.7).
         let source = source.filter(|_| !matches!(error, CallError::Timeout(_)));
         let at_fault = source.filter(|prefill| prefill.worker.note_handoff_broke(&candidate.worker));
-        let blames_request = self.blames_request(leg, (&candidate, at_fault), error);
+        let otherwise = match (source, at_fault) {
+            (_, Some(_)) => Blame::PrefillWorker,
+            (Some(_), None) => Blame::Handoff,
+            (None, None) => Blame::Worker,
+        };
+        let blames_request = self.blames_request(leg, (&candidate, at_fault), error, otherwise);
         if let Some(prefill) = source {
             let (prefill, decode) = (prefill.worker.clone(), candidate.worker.clone());
             self.broken_handoff = Some(BrokenHandoff { prefill, decode, way: way_of(error) });
@@ -61,15 +66,13 @@ impl Drive {
         if leg == Leg::Aggregated && self.awaits_token && !candidate.worker.is_failing() {
             self.acquit_handoff(error);
         }
-        match (source, at_fault) {
-            _ if blames_request => Blame::Request,
-            (_, Some(prefill)) => {
-                self.charge_prefill(prefill, &candidate, error);
-                Blame::PrefillWorker
-            }
-            (Some(_), None) => Blame::Handoff,
-            (None, None) => Blame::Worker,
+        if blames_request {
+            return Blame::Request;
         }
+        if let Some(prefill) = at_fault {
+            self.charge_prefill(prefill, &candidate, error);
+        }
+        otherwise
     }
 
     /// A local prefill broke: the handoff that broke before it in the same way is not the cause.

@@ -2,7 +2,7 @@
 
 use pointsman_workers::{Candidate, Leg};
 
-use super::Drive;
+use super::{Drive, worker_outcome::Blame};
 use crate::{
     openai::{
         error::ApiError,
@@ -13,14 +13,15 @@ use crate::{
 };
 
 impl Drive {
-    /// Whether this failure shows that the request breaks its engines. `at_fault`: the prefill worker that is
-    /// charged otherwise. A worker that fails with other requests, too, proves nothing, and neither does a
-    /// failure of a leg that the gateway did not send, or aborted.
+    /// Whether this failure shows that the request breaks its engines. `otherwise` is charged if it does not:
+    /// the worker, its handoff, or `at_fault`, the prefill worker. A worker that fails with other requests,
+    /// too, proves nothing, and neither does a failure of a leg that the gateway did not send, or aborted.
     pub(super) fn blames_request(
         &self,
         leg: Leg,
         (candidate, at_fault): (&Candidate, Option<&Candidate>),
         error: &CallError,
+        otherwise: Blame,
     ) -> bool {
         let hash = body_hash(&self.state, &self.request)
             .filter(|_| self.executor.calls() && !self.runs[leg].aborted);
@@ -30,20 +31,32 @@ impl Drive {
         };
         // A decode worker may also break on the request after a prefill of its own.
         let same = if leg == Leg::Aggregated { Leg::Decode } else { leg };
+        let is_charged = otherwise == Blame::Worker && error.is_fault();
         let broke = Broke {
             worker: candidate.worker.id(),
             leg: same,
             way: way_of(error),
             blames_prefill: at_fault.map(Candidate::worker_id),
             is_first: self.broken_handoff.is_none(),
+            row: is_charged.then(|| candidate.worker.row_of_failures()),
         };
         let is_poison = self.state.quarantine.note(hash, broke, self.state.settings.quarantine);
         if is_poison {
             self.state.metrics.poison("quarantined");
             let request = &self.account.request_id;
             tracing::warn!(request, %leg, kind = error.kind(), "request quarantined: two workers broke on it");
+            self.acquit_first_worker(hash);
         }
         is_poison
+    }
+
+    /// Takes back what another worker was charged with for the body before.
+    fn acquit_first_worker(&self, hash: u64) {
+        let wrong = self.state.quarantine.take_wrong_charges(hash);
+        let worker = wrong.and_then(|wrong| self.snapshot.get(wrong.worker).zip(Some(wrong)));
+        if let Some((worker, wrong)) = worker {
+            worker.take_back_failures(wrong.number, wrong.row);
+        }
     }
 
     /// Returns why the request is refused before it is sent, if an equal one broke two workers.

@@ -54,6 +54,19 @@ struct Entry {
     until: Instant,
     /// Whether the body is to blame.
     refused: bool,
+    /// How often the worker was charged with the body in the row of its last charge.
+    charges: u32,
+    /// Charges of the worker that broke before the body was found to be to blame.
+    wrong_charges: Option<WrongCharges>,
+}
+
+/// Failures that a worker was charged with for a body that turned out to be to blame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct WrongCharges {
+    pub(crate) worker: WorkerId,
+    pub(crate) number: u32,
+    /// The row of its failures that they belong to.
+    pub(crate) row: u32,
 }
 
 /// A worker that broke, and how.
@@ -68,6 +81,9 @@ pub(crate) struct Broke {
     pub(crate) blames_prefill: Option<WorkerId>,
     /// Whether it is the first failure of its request.
     pub(crate) is_first: bool,
+    /// The row of failures of which the worker is charged with this one, unless the body is to blame; `None`:
+    /// it is not charged, or with a broken handoff.
+    pub(crate) row: Option<u32>,
 }
 
 impl Default for Quarantine {
@@ -126,7 +142,15 @@ impl Quarantine {
         let refused = before.is_some_and(|before| before.refused)
             || repeats
             || (is_other && broke.blames_prefill.is_none());
-        table.entries.insert(hash, Entry { broke, by_two, until: now + keep, refused });
+        let charged = |broke: Broke| (broke.worker, broke.row);
+        let of_row = same.filter(|same| charged(same.broke) == charged(broke));
+        let charges = of_row.map_or(0, |same| same.charges) + u32::from(broke.row.is_some());
+        let wrong_charges = same.filter(|same| refused && !same.refused && is_other).and_then(|same| {
+            let Broke { worker, row, .. } = same.broke;
+            Some(WrongCharges { worker, number: same.charges, row: row? })
+        });
+        let entry = Entry { broke, by_two, until: now + keep, refused, charges, wrong_charges };
+        table.entries.insert(hash, entry);
         if before.is_none() {
             table.order.push_back(hash);
         }
@@ -136,6 +160,11 @@ impl Quarantine {
         }
         self.len.store(table.entries.len(), Ordering::Relaxed);
         refused
+    }
+
+    /// Returns, once, what a worker was charged with for a body before that was found to be to blame.
+    pub(crate) fn take_wrong_charges(&self, hash: u64) -> Option<WrongCharges> {
+        self.table.lock().entries.get_mut(&hash)?.wrong_charges.take()
     }
 
     /// Acquits the bodies whose failures a prefill worker explains, which turned out to be broken.
@@ -195,7 +224,14 @@ mod tests {
     const KEEP: Duration = Duration::from_secs(60);
 
     fn broke(worker: u64, kind: &'static str) -> Broke {
-        Broke { worker: WorkerId(worker), leg: Leg::Decode, way: kind, blames_prefill: None, is_first: true }
+        Broke {
+            worker: WorkerId(worker),
+            leg: Leg::Decode,
+            way: kind,
+            blames_prefill: None,
+            is_first: true,
+            row: Some(0),
+        }
     }
 
     #[tokio::test(start_paused = true)]
@@ -211,6 +247,23 @@ mod tests {
         assert_eq!(table.refuses(1), None);
         table.served(2);
         assert!(table.is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn i4_what_the_first_worker_was_charged_with_is_told_once_when_the_body_is_to_blame() {
+        let table = Quarantine::default();
+        let unread = Broke { row: None, ..broke(1, "broken") };
+        let later = Broke { row: Some(1), ..broke(1, "broken") };
+        for broke in [broke(1, "broken"), later, later, broke(2, "broken"), broke(3, "broken")] {
+            table.note(1, broke, KEEP);
+            let wrong = WrongCharges { worker: WorkerId(1), number: 2, row: 1 };
+            let expected = (broke.worker == WorkerId(2)).then_some(wrong);
+            // I4.3
+            assert_eq!((table.take_wrong_charges(1), table.take_wrong_charges(1)), (expected, None));
+        }
+        table.note(2, unread, KEEP);
+        assert!(table.note(2, broke(2, "broken"), KEEP));
+        assert_eq!(table.take_wrong_charges(2), None, "it was not charged");
     }
 
     #[tokio::test(start_paused = true)]

@@ -60,7 +60,7 @@ impl Worker {
         }
         self.state.last_failure.reason.store(None);
         if self.state.last_failure.is_logged.swap(false, Ordering::AcqRel) {
-            tracing::info!(worker = %self.id(), "worker gets requests again: a leg succeeded");
+            tracing::info!(worker = %self.id(), "worker gets requests again: a leg succeeded, or its failures were the fault of a request");
         }
     }
 

@@ -56,6 +56,20 @@ impl Worker {
             self.tell_ranks();
         }
     }
+
+    /// The row of failed legs, without a success between them, that the next one belongs to.
+    #[must_use]
+    pub fn row_of_failures(&self) -> u32 {
+        self.state.breaker.row()
+    }
+
+    /// Takes back failures of legs whose request turned out to be to blame, unless a leg succeeded since this
+    /// row. They stay in the failure rate.
+    pub fn take_back_failures(&self, failures: u32, row: u32) {
+        self.state.breaker.take_back(failures, row);
+        self.forget_failure();
+        self.tell_ranks();
+    }
 }
 
 #[cfg(test)]
