@@ -292,9 +292,15 @@ fn serve(
     Ok(LoadedPolicy { info, pool, cost })
 }
 
-/// Returns the digest of the settings of a policy; `None` without any.
+/// Returns the digest of the settings of a policy; `None` without any. Neither the order of keys nor blanks
+/// change it.
 fn settings_digest(settings: &str) -> Option<Digest> {
     let text = settings.trim();
+    let sorted = serde_json::from_str(text).map(|mut json: serde_json::Value| {
+        json.sort_all_objects();
+        json.to_string()
+    });
+    let text = sorted.as_deref().unwrap_or(text);
     (!text.is_empty() && text != "{}").then(|| digest(text.as_bytes()))
 }
 

@@ -37,6 +37,17 @@ fn a_policy_s_instances_and_code_are_dropped_on_the_background_thread() {
 }
 
 #[test]
+fn t8_the_digest_of_settings_is_that_of_their_values() {
+    let of = settings_digest;
+    // T8.5
+    assert_eq!(of(r#"{"a":{"c":1,"b":[2,1]},"d":"x"}"#), of(r#" { "d": "x", "a": {"b":[2, 1], "c": 1} } "#));
+    assert_ne!(of(r#"{"a":[2,1]}"#), of(r#"{"a":[1,2]}"#));
+    assert_eq!([of(""), of("{}"), of(" { } ")], [None; 3]);
+    // T8.5: recordings of earlier versions have this one
+    assert_eq!(of(r#"{"a":1}"#), Some(digest(br#"{"a":1}"#)));
+}
+
+#[test]
 fn dropped_policies_leave_no_memory_behind() {
     let engine = PolicyEngine::new(Limits::default(), Capacity::detect()).expect("an engine");
     let mut instances = 0;
