@@ -222,6 +222,7 @@ fn cors(origins: &[HeaderValue]) -> CorsLayer {
         "x-pointsman-warning",
         "retry-after",
         "retry-after-ms",
+        "x-should-retry",
     ];
     let shown =
         shown.map(HeaderName::from_static).into_iter().chain(RateHeaders::NAMES.into_iter().flatten());

@@ -27,7 +27,7 @@ mod tests;
 mod upgrade;
 mod via;
 
-pub(crate) use back_pressure::{retry_after_of, whole_seconds};
+pub(crate) use back_pressure::{RetryAdvice, SHOULD_RETRY, whole_seconds};
 use body::ObservedCall;
 pub(crate) use body::{Body, ROOM_INTERVAL, ROOM_TIMEOUT, collect, hold_events, read_within};
 pub(crate) use call_context::CallContext;
@@ -132,9 +132,9 @@ impl Upstream {
             return Err(CallError::Protocol(format!("unexpected status {}{hint}", status.as_u16())));
         }
         let content_type = response.headers().get(header::CONTENT_TYPE).cloned();
-        let retry_after = retry_after_of(response.headers());
+        let retry = RetryAdvice::of(response.headers());
         let body = Box::pin(beginning(response.into_body())).await?;
-        Err(CallError::Status { status, content_type, retry_after, body, in_body: false })
+        Err(CallError::Status { status, content_type, retry, body, in_body: false })
     }
 
     /// Makes one call, over an idle connection if there is one. Closes a pooled connection whose peer, files

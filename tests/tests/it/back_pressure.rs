@@ -173,6 +173,30 @@ async fn i13_an_engine_s_429_without_a_time_says_when_its_pause_ends() {
 }
 
 #[tokio::test]
+async fn i13_an_engine_s_429_that_forbids_a_retry_reaches_the_client_as_it_is() {
+    let engine = RawEngine::start(|request| match request.line.as_str() {
+        "GET /v1/models" => vec![Act::Send(json_answer(r#"{"data":[{"id":"tiny"}]}"#))],
+        line if line.starts_with("GET") => vec![Act::Send(json_answer("{}"))],
+        _ => {
+            let head = "429 Too Many Requests\r\nx-should-retry: false";
+            vec![Act::Send(status(head, r#"{"error":{"message":"quota","code":429}}"#))]
+        }
+    })
+    .await
+    .unwrap();
+    let flag = format!("id=1,role=aggregated,engine=openai,url=http://{}", engine.address);
+    let worker = WorkerSpec::parse_flag(&flag).unwrap();
+    let cluster =
+        TestClusterBuilder::new().config(|config| config.workers.push(worker)).start().await.unwrap();
+    let reply = ask(&cluster, false).await;
+    // I13.4
+    assert_eq!(seen(&reply), (429, None), "{reply:?}");
+    // I1.12
+    assert_eq!(reply.headers["x-should-retry"], "false");
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
 async fn i13_a_worker_that_always_refuses_does_not_draw_the_traffic() {
     for (native, status, retry_after) in [
         (Some(NativeMode::LeastLoaded), 503, None),

@@ -710,7 +710,7 @@ async fn b12_cors_is_off_until_origins_are_configured() {
     }
     // I7.3
     assert!(exposed.contains(&"retry-after-ms") && exposed.contains(&"x-request-id"), "{exposed:?}");
-    assert!(exposed.contains(&"request-id"), "{exposed:?}");
+    assert!(exposed.contains(&"request-id") && exposed.contains(&"x-should-retry"), "{exposed:?}");
     assert_eq!(reply.headers["request-id"], reply.headers["x-request-id"]);
     let other = [("origin", "https://other.example")];
     let reply = cluster.client.send("GET", "/v1/models", &other).await.unwrap();
@@ -950,6 +950,8 @@ async fn i6_an_answer_that_is_too_large_is_no_failure_of_its_worker() {
             let reply = ask(&cluster, &format!("x{round}")).await;
             assert_eq!((reply.status.as_u16(), reply.code().as_str()), (502, "bad_upstream"));
             assert!(String::from_utf8_lossy(&reply.body).contains(named), "{reply:?}");
+            // I1.12
+            assert_eq!(reply.headers["x-should-retry"], "false");
         }
         let posts = engine.requests().iter().filter(|request| request.line.starts_with("POST")).count();
         assert_eq!(posts, 8, "none is tried again");

@@ -87,6 +87,8 @@ async fn i2_a_refusal_of_the_gateways_key_is_an_error_of_the_gateway() {
         let reply =
             cluster.client.post(COMPLETIONS, &[("authorization", "Bearer mine")], body).await.unwrap();
         assert_eq!(reply.headers.get("www-authenticate"), None, "the engine sent none");
+        // I1.12
+        assert_eq!(reply.headers.contains_key("x-should-retry"), reply.status == 502);
         (reply.status.as_u16(), String::from_utf8_lossy(&reply.body).into_owned())
     };
     let reasons = async |cluster: &TestCluster| {

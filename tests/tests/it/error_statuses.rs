@@ -367,8 +367,11 @@ async fn i_draining_a_gateway_that_shuts_down_is_503() {
 async fn i_deadline_is_504() {
     let cluster = single(|config| config.timeouts.request = Duration::from_millis(150)).await;
     cluster.sims[0].set_faults(vec![Fault::always(FaultKind::HangBeforeHeaders)]);
+    let reply = cluster.client.post(CHAT, &[], chat(1)).await.unwrap();
     // I_deadline
-    check(&cluster.client.post(CHAT, &[], chat(1)).await.unwrap(), 504, "deadline");
+    check(&reply, 504, "deadline");
+    // I1.12
+    assert_eq!(reply.headers["x-should-retry"], "false");
     cluster.at_rest().await.unwrap();
 }
 

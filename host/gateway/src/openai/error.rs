@@ -10,23 +10,20 @@ use pointsman_routing::ShedReason;
 
 use crate::{
     openai::rate_limit::Exceeded,
-    upstream::{MAX_HOPS, Silence},
+    upstream::{MAX_HOPS, RetryAdvice, Silence},
 };
 
 mod convert;
 mod mask;
 mod response;
+mod retry;
 #[cfg(test)]
 mod tests;
 
 use convert::hint;
 pub(crate) use mask::{RequestFacts, masked};
 pub(crate) use response::{answered, body, engine_text};
-
-/// Seconds after which a client may try again.
-const RETRY_AFTER: u64 = 1;
-/// The same while too many requests wait for a worker, which takes minutes to load its model.
-const RETRY_AFTER_WAITS: u64 = 10;
+use retry::RETRY_AFTER;
 
 /// Why a request fails.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -179,6 +176,9 @@ pub(crate) enum ApiError {
     /// An engine failed or violated its protocol.
     #[error("{0}")]
     BadUpstream(String),
+    /// An engine failed, and would again: another try only doubles its work.
+    #[error("{0}")]
+    LastingFailure(String),
     /// An engine did not answer in time.
     #[error("{0}; {advice}, or raise the limit", advice = .0.advice())]
     EngineTimeout(Silence),
@@ -259,8 +259,8 @@ pub(crate) enum ApiError {
         status: StatusCode,
         /// Content type of the answer.
         content_type: Option<HeaderValue>,
-        /// `Retry-After` of the answer.
-        retry_after: Option<HeaderValue>,
+        /// What the answer says about further tries.
+        retry: RetryAdvice,
         /// Body of the answer.
         body: Bytes,
     },
@@ -295,9 +295,10 @@ impl ApiError {
                 StatusCode::TOO_MANY_REQUESTS
             }
             Self::ClientClosed | Self::ClientTooSlow => status(499),
-            Self::BadUpstream(_) | Self::EndedWithError { .. } | Self::Poison { .. } => {
-                StatusCode::BAD_GATEWAY
-            }
+            Self::BadUpstream(_)
+            | Self::LastingFailure(_)
+            | Self::EndedWithError { .. }
+            | Self::Poison { .. } => StatusCode::BAD_GATEWAY,
             Self::NoWorker(_)
             | Self::TooManyWait(_)
             | Self::PrefillUnavailable
@@ -348,7 +349,7 @@ impl ApiError {
             Self::TenantLimit(_) => "rate_limit_exceeded",
             Self::ClientClosed => "client_closed",
             Self::ClientTooSlow => "client_too_slow",
-            Self::BadUpstream(_) | Self::EndedWithError { .. } => "bad_upstream",
+            Self::BadUpstream(_) | Self::LastingFailure(_) | Self::EndedWithError { .. } => "bad_upstream",
             Self::EngineTimeout(_) => "engine_timeout",
             Self::Poison { .. } => "poison_request",
             Self::NoWorker(_) | Self::TooManyWait(_) => "no_worker",
@@ -361,36 +362,6 @@ impl ApiError {
             Self::Engine { .. } => "engine_4xx",
             Self::Pinned(cause, ..) | Self::NotContinued { cause, .. } => cause.code(),
         }
-    }
-
-    fn retry_after(&self) -> Option<u64> {
-        let measured = match self {
-            Self::Pinned(cause, ..) | Self::NotContinued { cause, .. } => return cause.retry_after(),
-            Self::TooManyWait(_) => return Some(RETRY_AFTER_WAITS),
-            Self::Overloaded { retry_after, .. } => Some(retry_after),
-            Self::TenantLimit(exceeded) => Some(&exceeded.retry_after),
-            _ => None,
-        };
-        if let Some(time) = measured {
-            // A client that comes back a fraction early would be refused again.
-            return Some(time.as_secs() + u64::from(time.subsec_nanos() > 0));
-        }
-        let retry = matches!(
-            self,
-            Self::Shed(_)
-                | Self::RateLimited(_)
-                | Self::TooManyWrongKeys
-                | Self::KeysBusy
-                | Self::NoKeySet
-                | Self::BodyBytesInFlight(_)
-                | Self::TooManyConnections(_)
-                | Self::TooManyStreams(_)
-                | Self::NoWorker(_)
-                | Self::PrefillUnavailable
-                | Self::HandoffLost(_)
-                | Self::Draining
-        );
-        retry.then_some(RETRY_AFTER)
     }
 }
 

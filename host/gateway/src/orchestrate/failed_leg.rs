@@ -160,12 +160,12 @@ impl Drive {
             return refused;
         }
         let error = match error {
-            CallError::Status { status, content_type, retry_after, body, in_body } => {
-                let is_too_many = status == StatusCode::TOO_MANY_REQUESTS;
+            CallError::Status { status, content_type, mut retry, body, in_body } => {
+                let is_too_many = status == StatusCode::TOO_MANY_REQUESTS && retry.should != Some(false);
                 let paused = || candidate.filter(|_| is_too_many).map(|to| end_of_pause(&to.worker));
-                let retry_after = retry_after.or_else(paused);
+                retry.after = retry.after.or_else(paused);
                 let body = self.hide_ids(&body).map_or(body, Bytes::from);
-                CallError::Status { status, content_type, retry_after, body, in_body }
+                CallError::Status { status, content_type, retry, body, in_body }
             }
             other => other,
         };

@@ -33,7 +33,8 @@ pub(super) fn one_line(text: &str) -> String {
         _ => false,
     };
     let end = text.char_indices().find(|found| ends(*found)).map_or(text.len(), |(at, _)| at);
-    shortened(&text.get(..end).unwrap_or_default().trim_end().escape_debug().to_string())
+    let text = text.get(..end).unwrap_or_default().trim_end().escape_debug().to_string();
+    shortened(&text.replace("\\'", "'"))
 }
 
 /// Whether the apostrophe at `at` is one of a word, such as "model's" or "can't". Python writes bytes as
@@ -55,11 +56,13 @@ mod tests {
     use http::StatusCode;
 
     use super::*;
+    use crate::upstream::RetryAdvice;
 
     fn of_status(status: u16, in_body: bool, body: &'static str) -> String {
         let status = StatusCode::from_u16(status).unwrap();
-        let (content_type, retry_after, body) = (None, None, Bytes::from_static(body.as_bytes()));
-        failure_text(Leg::Decode, &CallError::Status { status, content_type, retry_after, body, in_body })
+        let (content_type, retry) = (None, RetryAdvice::default());
+        let body = Bytes::from_static(body.as_bytes());
+        failure_text(Leg::Decode, &CallError::Status { status, content_type, retry, body, in_body })
     }
 
     #[test]

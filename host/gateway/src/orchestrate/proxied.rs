@@ -22,7 +22,7 @@ use crate::{
     openai::{error::ApiError, sse},
     state::State,
     telemetry::account::Account,
-    upstream::{CallError, Upstream, retry_after_of},
+    upstream::{CallError, RetryAdvice, Upstream},
 };
 
 mod content;
@@ -70,8 +70,8 @@ impl ProxiedRequest {
     ) -> Self {
         // When the client leaves, the proxy ends its stream, and this is dropped.
         let (executor, gone) = (Executor::Proxy(None), CancellationToken::new());
-        let room = state.body_bytes.share();
         let drive = Drive::new(state, upstream, executor, planned, account, gone);
+        let room = drive.body_share();
         Self { drive, call: None, heard_at: Instant::now(), refused: None, content: Content::Nothing, room }
     }
 
@@ -178,9 +178,9 @@ impl ProxiedRequest {
         if !status.is_success() {
             self.refused = Some(status);
             let content_type = headers.get(header::CONTENT_TYPE).cloned();
-            let retry_after = retry_after_of(headers);
+            let retry = RetryAdvice::of(headers);
             let (body, in_body) = (Bytes::new(), false);
-            return self.fail(CallError::Status { status, content_type, retry_after, body, in_body });
+            return self.fail(CallError::Status { status, content_type, retry, body, in_body });
         }
         if self.is_pair() {
             // The head shows that prefill ended.

@@ -57,6 +57,7 @@ impl Refusals {
         let replaced = matches!(
             cause,
             ApiError::BadUpstream(_)
+                | ApiError::LastingFailure(_)
                 | ApiError::EngineTimeout(_)
                 | ApiError::NoWorker(_)
                 | ApiError::HandoffLost(_)
@@ -97,7 +98,7 @@ mod tests {
 
     fn too_many(body: &'static str) -> ApiError {
         let status = StatusCode::TOO_MANY_REQUESTS;
-        ApiError::Engine { status, content_type: None, retry_after: None, body: body.into() }
+        ApiError::Engine { status, content_type: None, retry: Default::default(), body: body.into() }
     }
 
     fn answer(refusals: &[(ApiError, u64)], cause: ApiError) -> ApiError {

@@ -175,13 +175,14 @@ pub(super) fn names_context(error: &CallError) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::upstream::RetryAdvice;
 
     #[test]
     fn i17_a_refusal_that_names_the_context_is_about_the_length() {
         let names = |body: &'static str| {
-            let (status, content_type, retry_after) = (StatusCode::BAD_REQUEST, None, None);
+            let (status, content_type, retry) = (StatusCode::BAD_REQUEST, None, RetryAdvice::default());
             let body = body.into();
-            names_context(&CallError::Status { status, content_type, retry_after, body, in_body: false })
+            names_context(&CallError::Status { status, content_type, retry, body, in_body: false })
         };
         // I17.6: vLLM and SGLang
         for text in [

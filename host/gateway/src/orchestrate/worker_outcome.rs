@@ -107,7 +107,7 @@ pub(super) fn refused_key(state: &State, worker: &Worker, error: &CallError) -> 
         tracing::warn!(%worker, %url, status, suppressed, "engine refuses the gateway's key: check `api_key` of the worker");
     }
     let text = "the engine refused the gateway's key; the operator has to check `api_key` of the worker";
-    Some(ApiError::BadUpstream(text.to_owned()))
+    Some(ApiError::LastingFailure(text.to_owned()))
 }
 
 /// Returns whether an engine says that it does not have the model: it may have restarted with another one.
@@ -135,13 +135,14 @@ pub(super) fn lacks_adapter(error: &CallError, adapter: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::upstream::RetryAdvice;
 
     #[test]
     fn only_a_404_about_the_model_says_that_the_engine_lacks_it() {
         let lacks = |status: u16, body: &'static str| {
             let status = StatusCode::from_u16(status).unwrap();
-            let (content_type, retry_after, body) = (None, None, body.into());
-            lacks_model(&CallError::Status { status, content_type, retry_after, body, in_body: false })
+            let (content_type, retry, body) = (None, RetryAdvice::default(), body.into());
+            lacks_model(&CallError::Status { status, content_type, retry, body, in_body: false })
         };
         // B5.7
         assert!(lacks(404, r#"{"error":{"message":"The model `tiny` does not exist.","code":404}}"#));
@@ -155,8 +156,8 @@ mod tests {
     #[test]
     fn only_sglang_s_400_that_begins_with_the_adapter_s_name_says_that_it_lacks_it() {
         let lacks = |status: StatusCode, body: &'static str| {
-            let (content_type, retry_after, body) = (None, None, body.into());
-            let error = CallError::Status { status, content_type, retry_after, body, in_body: false };
+            let (content_type, retry, body) = (None, RetryAdvice::default(), body.into());
+            let error = CallError::Status { status, content_type, retry, body, in_body: false };
             lacks_adapter(&error, "ad")
         };
         // B5.7

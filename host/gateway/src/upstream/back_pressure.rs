@@ -2,25 +2,13 @@
 
 use std::time::{Duration, SystemTime};
 
-use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use http::{HeaderValue, StatusCode};
 use pointsman_workers::Refusal;
 
-use super::CallError;
+use super::{CallError, retry_advice::number};
 
 /// Largest time of an engine's `Retry-After` that counts, seconds.
 const MAX_SECONDS: f64 = 24.0 * 60.0 * 60.0;
-/// Maximum length of an engine's `Retry-After`, bytes: a number of seconds, or a date.
-const MAX_LENGTH: usize = 64;
-/// The time in milliseconds, as OpenAI and Azure write it. It is the more exact one of both.
-pub(super) const RETRY_AFTER_MS: HeaderName = HeaderName::from_static("retry-after-ms");
-
-/// Returns when an engine wants to be asked again: a `Retry-After`, which may have a fraction.
-pub(crate) fn retry_after_of(headers: &HeaderMap) -> Option<HeaderValue> {
-    let given = |name| headers.get(name).filter(|value: &&HeaderValue| value.len() <= MAX_LENGTH);
-    let millis = given(RETRY_AFTER_MS).and_then(|value| number(value.to_str().ok()?));
-    let seconds = millis.and_then(|millis| HeaderValue::try_from((millis / 1_000.0).to_string()).ok());
-    seconds.or_else(|| given(header::RETRY_AFTER).cloned())
-}
 
 /// Returns a `Retry-After` for clients, who know whole seconds.
 pub(crate) fn whole_seconds(value: HeaderValue) -> HeaderValue {
@@ -28,21 +16,15 @@ pub(crate) fn whole_seconds(value: HeaderValue) -> HeaderValue {
     number.and_then(|seconds| HeaderValue::try_from(seconds.ceil().to_string()).ok()).unwrap_or(value)
 }
 
-/// Reads a number without a sign or an exponent.
-fn number(text: &str) -> Option<f64> {
-    let is_plain = text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
-    text.parse().ok().filter(|_| is_plain)
-}
-
 impl CallError {
     /// Returns the refusal of an engine that has too much to do: 503, 429, or the 529 of a gateway
     /// that is called like an engine. Such an engine works, and the request is not to blame.
     #[must_use]
     pub(crate) fn refusal(&self) -> Option<Refusal> {
-        let Self::Status { status, retry_after, .. } = self else { return None };
+        let Self::Status { status, retry, .. } = self else { return None };
         let is_too_many = *status == StatusCode::TOO_MANY_REQUESTS;
         let refuses = is_too_many || *status == StatusCode::SERVICE_UNAVAILABLE || status.as_u16() == 529;
-        let retry_after = || retry_after.as_ref().and_then(|value| time_of(value, SystemTime::now()));
+        let retry_after = || retry.after.as_ref().and_then(|value| time_of(value, SystemTime::now()));
         refuses.then(|| Refusal { retry_after: retry_after(), is_too_many })
     }
 }
@@ -61,8 +43,10 @@ fn time_of(value: &HeaderValue, now: SystemTime) -> Option<Duration> {
 #[cfg(test)]
 mod tests {
     use bytes::Bytes;
+    use http::{HeaderName, header};
 
     use super::*;
+    use crate::upstream::retry_advice::{RETRY_AFTER_MS, RetryAdvice};
 
     #[test]
     fn a_retry_after_is_read_as_seconds_or_as_a_date() {
@@ -84,7 +68,7 @@ mod tests {
         let told = |headers: &[(HeaderName, &'static str)]| {
             let headers =
                 headers.iter().cloned().map(|(name, value)| (name, HeaderValue::from_static(value)));
-            let value = retry_after_of(&headers.collect())?;
+            let value = RetryAdvice::of(&headers.collect()).after?;
             let text = |value: &HeaderValue| value.to_str().unwrap().to_owned();
             Some((text(&value), text(&whole_seconds(value))))
         };
@@ -104,8 +88,8 @@ mod tests {
         {
             let status = StatusCode::from_u16(status).unwrap();
             let answer = |in_body| {
-                let (content_type, retry_after, body) = (None, None, Bytes::new());
-                CallError::Status { status, content_type, retry_after, body, in_body }
+                let (content_type, retry, body) = (None, RetryAdvice::default(), Bytes::new());
+                CallError::Status { status, content_type, retry, body, in_body }
             };
             let error = answer(false);
             assert_eq!(error.refusal().is_some(), refuses, "{status}");

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use http::{HeaderValue, StatusCode};
 
-use super::{Silence, text};
+use super::{RetryAdvice, Silence, text};
 
 /// A call without a usable answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -35,8 +35,7 @@ pub(crate) enum CallError {
         status: StatusCode,
         /// Content type of the answer.
         content_type: Option<HeaderValue>,
-        /// When the engine wants to be asked again.
-        retry_after: Option<HeaderValue>,
+        retry: RetryAdvice,
         body: Bytes,
         /// Whether the error was in the body of an answer that said 200.
         in_body: bool,

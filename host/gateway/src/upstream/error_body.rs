@@ -4,7 +4,7 @@ use bytes::Bytes;
 use http::{HeaderValue, StatusCode};
 use serde_json::{Value, json};
 
-use super::CallError;
+use super::{CallError, RetryAdvice};
 
 impl CallError {
     /// Converts the error of an answer with status 200. Its code is the status, where it has one;
@@ -22,7 +22,7 @@ impl CallError {
         let status = status_of(abort.as_ref().unwrap_or(&json)).unwrap_or(StatusCode::BAD_GATEWAY);
         let content_type = Some(HeaderValue::from_static("application/json"));
         let body = abort.map_or_else(|| Bytes::copy_from_slice(body), |abort| abort.to_string().into());
-        Self::Status { status, content_type, retry_after: None, body, in_body: true }
+        Self::Status { status, content_type, retry: RetryAdvice::default(), body, in_body: true }
     }
 }
 

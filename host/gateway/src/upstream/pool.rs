@@ -7,7 +7,10 @@ use http1_client::{Pool, PoolLimits};
 use tokio::time::Instant;
 
 use super::{
-    back_pressure::RETRY_AFTER_MS, body::ObservedCall, call_context::CallContext, stream::EngineStream,
+    body::ObservedCall,
+    call_context::CallContext,
+    retry_advice::{RETRY_AFTER_MS, SHOULD_RETRY},
+    stream::EngineStream,
 };
 use crate::config::Upstream;
 
@@ -15,8 +18,14 @@ use crate::config::Upstream;
 pub(crate) const METADATA: HeaderName = HeaderName::from_static("metadata");
 
 /// The headers of an answer that anything reads.
-static KEPT: [HeaderName; 5] =
-    [header::CONTENT_TYPE, header::CONTENT_ENCODING, header::RETRY_AFTER, RETRY_AFTER_MS, METADATA];
+static KEPT: [HeaderName; 6] = [
+    header::CONTENT_TYPE,
+    header::CONTENT_ENCODING,
+    header::RETRY_AFTER,
+    RETRY_AFTER_MS,
+    SHOULD_RETRY,
+    METADATA,
+];
 
 /// Idle connections of one runtime, by their origin, and what all calls use.
 #[derive(Clone, Debug)]

@@ -7,7 +7,7 @@ use hyper::{body::Incoming, client::conn::http1, upgrade::Upgraded};
 use hyper_util::rt::TokioIo;
 use tokio_util::task::TaskTracker;
 
-use super::{CallError, Destination, MAX_ERROR_BODY, USER_AGENT, Upstream, retry_after_of};
+use super::{CallError, Destination, MAX_ERROR_BODY, RetryAdvice, USER_AGENT, Upstream};
 
 /// Largest head of an answer, bytes.
 const MAX_HEAD: usize = 64 * 1024;
@@ -63,10 +63,10 @@ async fn refusal(response: Response<Incoming>) -> CallError {
         return CallError::Protocol(format!("expected an upgrade, got status {}", status.as_u16()));
     }
     let content_type = response.headers().get(header::CONTENT_TYPE).cloned();
-    let retry_after = retry_after_of(response.headers());
+    let retry = RetryAdvice::of(response.headers());
     let body = Limited::new(response.into_body(), MAX_ERROR_BODY).collect().await;
     let body = body.map(http_body_util::Collected::to_bytes).unwrap_or_default();
-    CallError::Status { status, content_type, retry_after, body, in_body: false }
+    CallError::Status { status, content_type, retry, body, in_body: false }
 }
 
 /// The text contains no address, so a client may see it (A5).

@@ -75,8 +75,10 @@ impl ApiError {
     /// Names the worker that the leg is pinned to, if it is, and that failed. An engine's own answer passes
     /// unchanged.
     pub(crate) fn of_pinned(self, hints: &Hints, leg: Leg) -> Self {
-        let is_meant =
-            matches!(self, Self::BadUpstream(_) | Self::EngineTimeout(_) | Self::Overloaded { .. });
+        let is_meant = matches!(
+            self,
+            Self::BadUpstream(_) | Self::LastingFailure(_) | Self::EngineTimeout(_) | Self::Overloaded { .. }
+        );
         let Some((worker, _)) = hints.pinned(leg).filter(|_| is_meant) else { return self };
         let why = match hints.holder() {
             Some(holder) if holder == worker => {
@@ -150,8 +152,9 @@ impl ApiError {
     fn of_text(error: CallError) -> Self {
         let is_refusal = error.is_refusal();
         match error {
-            CallError::Status { status, content_type, retry_after, body, .. } if is_refusal => {
-                Self::Engine { status, content_type, retry_after: retry_after.map(whole_seconds), body }
+            CallError::Status { status, content_type, mut retry, body, .. } if is_refusal => {
+                retry.after = retry.after.map(whole_seconds);
+                Self::Engine { status, content_type, retry, body }
             }
             CallError::Status { status, ref body, .. } if error.refusal().is_some() => Self::Overloaded {
                 text: format!(
@@ -169,8 +172,10 @@ impl ApiError {
                     None => Self::BadUpstream(format!("the engine ended its answer with an error: {text}")),
                 }
             }
-            CallError::Status { status, body, .. } => {
-                Self::BadUpstream(format!("the engine {}", answered(status, &body)))
+            CallError::Status { status, body, retry, .. } => {
+                let text = format!("the engine {}", answered(status, &body));
+                let is_lasting = retry.should == Some(false);
+                if is_lasting { Self::LastingFailure(text) } else { Self::BadUpstream(text) }
             }
             CallError::Connect(_) => Self::BadUpstream("the engine cannot be reached".to_owned()),
             CallError::Shortage(_) => Self::Overloaded {
@@ -187,7 +192,7 @@ impl ApiError {
                 Self::BadUpstream(error.to_string())
             }
             CallError::TooLarge(text) => {
-                Self::BadUpstream(format!("the engine's answer is too large: {text}"))
+                Self::LastingFailure(format!("the engine's answer is too large: {text}"))
             }
             CallError::Protocol(text) => {
                 Self::BadUpstream(format!("the engine violated its protocol: {text}"))

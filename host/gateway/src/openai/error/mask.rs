@@ -89,10 +89,10 @@ pub(super) fn masked_error(error: &CallError, facts: &RequestFacts<'_>) -> Optio
     let of =
         |text: &str| masked(text.as_bytes(), facts).map(|text| String::from_utf8_lossy(&text).into_owned());
     Some(match error {
-        CallError::Status { status, content_type, retry_after, body, in_body } => CallError::Status {
+        CallError::Status { status, content_type, retry, body, in_body } => CallError::Status {
             status: *status,
             content_type: content_type.clone(),
-            retry_after: retry_after.clone(),
+            retry: retry.clone(),
             body: Bytes::from(masked(body, facts)?),
             in_body: *in_body,
         },

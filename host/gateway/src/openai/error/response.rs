@@ -4,8 +4,9 @@ use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header};
 
 use super::ApiError;
-use crate::openai::{
-    endpoint::Format, error_body::ErrorFields, request_id::set_request_id, sequence::LastNumber,
+use crate::{
+    openai::{endpoint::Format, error_body::ErrorFields, request_id::set_request_id, sequence::LastNumber},
+    upstream::SHOULD_RETRY,
 };
 
 /// Maximum length of the name of an engine's error, bytes.
@@ -25,11 +26,11 @@ impl ApiError {
     #[must_use]
     pub(crate) fn response_as(&self, format: Format, request_id: &str) -> Response<Bytes> {
         let mut response = match self {
-            Self::Engine { content_type, retry_after, body, .. } => {
+            Self::Engine { content_type, retry, body, .. } => {
                 let mut response = Response::new(body.clone());
                 let json = HeaderValue::from_static("application/json");
                 response.headers_mut().insert(header::CONTENT_TYPE, content_type.clone().unwrap_or(json));
-                if let Some(value) = retry_after {
+                if let Some(value) = &retry.after {
                     response.headers_mut().insert(header::RETRY_AFTER, value.clone());
                 }
                 response
@@ -47,6 +48,10 @@ impl ApiError {
         set_request_id(response.headers_mut(), format, request_id);
         if let Some(seconds) = self.retry_after() {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if let Some(should) = self.should_retry() {
+            let value = HeaderValue::from_static(if should { "true" } else { "false" });
+            response.headers_mut().insert(SHOULD_RETRY, value);
         }
         if self.status() == StatusCode::UNAUTHORIZED && !matches!(self, Self::Engine { .. }) {
             response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));

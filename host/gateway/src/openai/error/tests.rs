@@ -5,8 +5,10 @@ use serde_json::json;
 
 use super::*;
 use crate::{
-    openai::endpoint::Format, openai::request_error::RequestError, openai::sequence::LastNumber,
-    upstream::CallError,
+    openai::endpoint::Format,
+    openai::request_error::RequestError,
+    openai::sequence::LastNumber,
+    upstream::{CallError, SHOULD_RETRY},
 };
 
 fn check(cause: impl Into<ApiError>, status: u16, code: &str, retry: bool) {
@@ -76,7 +78,7 @@ fn i_an_engine_s_4xx_passes_unchanged_and_its_5xx_text_is_carried() {
     let refused = CallError::Status {
         status: StatusCode::BAD_REQUEST,
         content_type: Some(HeaderValue::from_static("text/x")),
-        retry_after: Some(HeaderValue::from_static("7")),
+        retry: RetryAdvice { after: Some(HeaderValue::from_static("7")), should: Some(false) },
         body: Bytes::from_static(b"{\"error\": 1 }"),
         in_body: false,
     };
@@ -85,11 +87,40 @@ fn i_an_engine_s_4xx_passes_unchanged_and_its_5xx_text_is_carried() {
     assert_eq!((response.status().as_u16(), response.body().as_ref()), (400, b"{\"error\": 1 }".as_slice()));
     assert_eq!(response.headers().get(header::CONTENT_TYPE).unwrap(), "text/x");
     assert_eq!(response.headers().get(header::RETRY_AFTER).unwrap(), "7");
+    // I1.12
+    assert_eq!(response.headers().get(SHOULD_RETRY).unwrap(), "false");
     let body = Bytes::from_static(br#"{"error":{"message":"out of blocks","code":500}}"#);
     let status = StatusCode::INTERNAL_SERVER_ERROR;
-    let failed = CallError::Status { status, content_type: None, retry_after: None, body, in_body: false };
+    let failed = |should, body| {
+        let retry = RetryAdvice { after: None, should };
+        ApiError::from(CallError::Status { status, content_type: None, retry, body, in_body: false })
+    };
     // I1.1: it quotes the engine's text
-    assert_eq!(ApiError::from(failed).to_string(), "the engine answered 500: out of blocks");
+    assert_eq!(failed(None, body.clone()).to_string(), "the engine answered 500: out of blocks");
+    for (should, sent) in [(None, false), (Some(true), false), (Some(false), true)] {
+        let response = failed(should, body.clone()).response("id");
+        // I1.12
+        assert_eq!((response.status().as_u16(), response.headers().contains_key(SHOULD_RETRY)), (502, sent));
+    }
+}
+
+#[test]
+fn i1_what_another_try_cannot_mend_says_so_to_clients() {
+    let poison = ApiError::Poison { cause: "broken".into(), left: Duration::from_secs(9) };
+    let too_large = ApiError::from(CallError::TooLarge("it has more".into()));
+    let pinned = ApiError::Pinned(Box::new(too_large.clone()), "it is pinned".into());
+    let should = |cause: &ApiError| {
+        let value = cause.response("id").headers().get(SHOULD_RETRY).cloned();
+        value.map(|value| value.to_str().unwrap().to_owned())
+    };
+    for cause in [ApiError::Deadline, ApiError::LoopDetected, poison, too_large, pinned] {
+        // I1.12
+        assert_eq!(should(&cause).as_deref(), Some("false"), "{cause}");
+    }
+    for cause in [ApiError::from(CallError::Broken("eof".into())), ApiError::PrefillUnavailable] {
+        // I1.12
+        assert_eq!(should(&cause), None, "{cause}");
+    }
 }
 
 #[test]
