@@ -7,9 +7,10 @@
 use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use http::{HeaderName, HeaderValue, Method, Response, header};
+use http::{HeaderName, HeaderValue, Method, Response, StatusCode, header};
 use http1_client::{Connection, Delivery, WireError, wire};
 use pointsman_workers::{LogLimit, is_local_shortage};
+use serde_json::json;
 
 mod back_pressure;
 mod body;
@@ -21,13 +22,14 @@ mod destination;
 mod error_body;
 mod pause;
 mod pool;
+mod retry_advice;
 mod stream;
 #[cfg(test)]
 mod tests;
 mod upgrade;
 mod via;
 
-pub(crate) use back_pressure::{RetryAdvice, SHOULD_RETRY, whole_seconds};
+pub(crate) use back_pressure::whole_seconds;
 use body::ObservedCall;
 pub(crate) use body::{Body, ROOM_INTERVAL, ROOM_TIMEOUT, collect, hold_events, read_within};
 pub(crate) use call_context::CallContext;
@@ -38,12 +40,13 @@ pub(crate) use destination::Destination;
 use destination::Parts;
 pub(crate) use pause::{EVENT_IDLE_MAX, HeadWait, PauseLimits, REQUEST, Silence};
 pub(crate) use pool::{ConnectionPool, METADATA};
+pub(crate) use retry_advice::{RetryAdvice, SHOULD_RETRY};
 use stream::EngineStream;
 pub(crate) use upgrade::UpgradedCall;
 use via::USER_AGENT;
 pub(crate) use via::{Looped, MAX_HOPS, Via, own_via};
 
-/// Maximum size of the body of an error status, bytes. The rest is not read.
+/// Maximum size of the body of an error status, bytes. Of a larger one only the beginning is passed on.
 const MAX_ERROR_BODY: usize = 1024 * 1024;
 /// Maximum length of an engine's own text in an error message, bytes.
 const MAX_TEXT: usize = 2_000;
@@ -131,9 +134,12 @@ impl Upstream {
             let hint = if status.is_redirection() { ": the worker's url is not where it serves" } else { "" };
             return Err(CallError::Protocol(format!("unexpected status {}{hint}", status.as_u16())));
         }
-        let content_type = response.headers().get(header::CONTENT_TYPE).cloned();
+        let mut content_type = response.headers().get(header::CONTENT_TYPE).cloned();
         let retry = RetryAdvice::of(response.headers());
-        let body = Box::pin(beginning(response.into_body())).await?;
+        let mut body = Box::pin(beginning(response.into_body())).await?;
+        if body.len() > MAX_ERROR_BODY {
+            (content_type, body) = (Some(HeaderValue::from_static("application/json")), cut(status, &body));
+        }
         Err(CallError::Status { status, content_type, retry, body, in_body: false })
     }
 
@@ -209,12 +215,23 @@ pub(crate) async fn with_time_limit<T>(
     tokio::time::timeout(silence.limit, call).await.unwrap_or(Err(CallError::Timeout(silence)))
 }
 
-/// Reads the body of an error status, or as much of it as a message needs.
+/// Reads the body of an error status. One that is too large is not read further.
 async fn beginning(mut body: Body) -> Result<Bytes, CallError> {
     let mut text = Vec::new();
     while text.len() <= MAX_ERROR_BODY && body.read(&mut text).await? {}
-    text.truncate(MAX_ERROR_BODY);
     Ok(text.into())
+}
+
+/// Returns a valid body that quotes the beginning of one that is too large. Clients of OpenAI's and of
+/// Anthropic's API can read it.
+fn cut(status: StatusCode, body: &[u8]) -> Bytes {
+    let begins = text(body);
+    let begins = begins.trim_end_matches(char::REPLACEMENT_CHARACTER);
+    let message =
+        format!("the engine's error has more than {MAX_ERROR_BODY} bytes, and begins with: {begins}");
+    let kind = if status.is_client_error() { "invalid_request_error" } else { "api_error" };
+    let error = json!({ "message": message, "type": kind, "param": null, "code": status.as_u16() });
+    json!({ "type": "error", "error": error }).to_string().into()
 }
 
 /// Returns the beginning of a body as text, for an error message.

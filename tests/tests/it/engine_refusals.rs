@@ -58,6 +58,45 @@ async fn i_every_4xx_of_an_engine_reaches_the_client_with_its_code_and_body() {
 }
 
 #[tokio::test]
+async fn i1_a_refusal_of_more_than_a_mebibyte_reaches_the_client_as_a_valid_error() {
+    let engine = RawEngine::start(|request: &RawRequest| match request.line.as_str() {
+        "GET /v1/models" => vec![Act::Send(json(r#"{"data":[{"id":"tiny"}]}"#))],
+        line if line.starts_with("GET") => vec![Act::Send(json("{}"))],
+        _ => {
+            let (_, size) = request.body.split_once("quote ").unwrap();
+            let quote = "word ".repeat(size.split('"').next().unwrap().parse().unwrap());
+            let body = json!({"error": {"message": format!("bad input: {quote}"), "code": 400}});
+            vec![Act::Send(raw_engine::status("400 Bad Request", &body.to_string()))]
+        }
+    })
+    .await;
+    let flag = format!("id=1,role=aggregated,engine=openai,url=http://{}", engine.address);
+    let worker = WorkerSpec::parse_flag(&flag).unwrap();
+    let cluster = TestClusterBuilder::new().config(|config| config.workers.push(worker)).start().await;
+    for (words, begins) in [
+        (100_000, "bad input: word word "),
+        (
+            400_000,
+            "the engine's error has more than 1048576 bytes, and begins with: \
+             {\"error\":{\"code\":400,\"message\":\"bad input: word word ",
+        ),
+    ] {
+        for stream in [false, true] {
+            let prompt = format!("quote {words}");
+            let body = json!({"model": "tiny", "prompt": prompt, "stream": stream}).to_string();
+            let reply = cluster.client.post(COMPLETIONS, &[], body).await.unwrap();
+            let error = reply.json().unwrap()["error"].clone();
+            // I1.3
+            assert_eq!((reply.status.as_u16(), &error["code"]), (400, &json!(400)), "{words} {stream}");
+            let message = error["message"].as_str().unwrap();
+            // I1.3
+            assert!(message.starts_with(begins), "{}", &message[..200]);
+        }
+    }
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
 async fn i2_a_refusal_of_the_gateways_key_is_an_error_of_the_gateway() {
     let refuses = Arc::new(AtomicBool::new(true));
     let script = {
