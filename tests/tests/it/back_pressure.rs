@@ -182,17 +182,37 @@ async fn i13_an_engine_s_429_that_forbids_a_retry_reaches_the_client_as_it_is() 
             vec![Act::Send(status(head, r#"{"error":{"message":"quota","code":429}}"#))]
         }
     })
-    .await
-    .unwrap();
-    let flag = format!("id=1,role=aggregated,engine=openai,url=http://{}", engine.address);
-    let worker = WorkerSpec::parse_flag(&flag).unwrap();
-    let cluster =
-        TestClusterBuilder::new().config(|config| config.workers.push(worker)).start().await.unwrap();
+    .await;
+    let worker = engine.worker("id=1,role=aggregated,engine=openai");
+    let cluster = TestClusterBuilder::new().config(|config| config.workers.push(worker)).start().await;
     let reply = ask(&cluster, false).await;
     // I13.4
     assert_eq!(seen(&reply), (429, None), "{reply:?}");
     // I1.12
     assert_eq!(reply.headers["x-should-retry"], "false");
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn i13_engines_with_too_much_to_do_are_an_overload_of_anthropic_s_api() {
+    let cluster = two(|_| {}).await;
+    cluster.sims.iter().for_each(|sim| sim.set_faults(refuses(503, Some(7))));
+    let body = json!({
+        "model": "tiny", "max_tokens": 3, "messages": [{"role": "user", "content": "too many at once"}],
+    });
+    // The second one finds all workers paused.
+    for turn in 0..2 {
+        let reply = cluster.client.post("/v1/messages", &[], body.to_string()).await.unwrap();
+        let error = reply.json().unwrap()["error"].clone();
+        let known = [&error["type"], &error["code"]].map(|value| value.as_str().unwrap());
+        // I6.23
+        assert_eq!((reply.status.as_u16(), known), (529, ["overloaded_error", "overloaded"]), "{turn}");
+        assert!(seen(&reply).1.is_some(), "{reply:?}");
+    }
+    // I6.23: and on other endpoints
+    assert_eq!(ask(&cluster, false).await.status, 503);
+    let of_messages = r#"pointsman_requests_total{endpoint="messages",model="tiny",status="529""#;
+    assert_eq!(cluster.metric(of_messages).await.unwrap(), [2.0]);
     cluster.at_rest().await.unwrap();
 }
 
@@ -568,15 +588,14 @@ async fn i13_a_429_for_the_key_of_a_client_keeps_no_other_client_out() {
             let answer = String::from_utf8(status("429 Too Many Requests", SPENT)).unwrap();
             vec![Act::Send(answer.replacen("\r\n", "\r\nretry-after: 30\r\n", 1).into_bytes())]
         });
-        let engines = [engine.await.unwrap()];
+        let engines = [engine.await];
         let builder = TestClusterBuilder::new().config(|config| {
             config.upstream.forward_authorization = forwards;
             for engine in &engines {
-                let flag = format!("role=aggregated,engine=vllm,url=http://{}{worker_key}", engine.address);
-                config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+                config.workers.push(engine.worker(&format!("role=aggregated,engine=vllm{worker_key}")));
             }
         });
-        let cluster = builder.start().await.unwrap();
+        let cluster = builder.start().await;
         let ask = async |key: &str, prompt: &str| {
             let body = json!({"model": "tiny", "prompt": prompt, "max_tokens": 1}).to_string();
             let header = ("authorization", &*format!("Bearer {key}"));

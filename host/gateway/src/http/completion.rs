@@ -101,8 +101,9 @@ async fn answer(
 
 /// Answers with an error and records it.
 fn refuse(Refused { mut account, error, explain }: Refused) -> Response<Answer> {
-    account.ended(error.status().as_u16(), error.code());
-    let mut response = error.response_as(account.endpoint.format(), &account.request_id);
+    let format = account.endpoint.format();
+    account.ended(error.status_as(format).as_u16(), error.code());
+    let mut response = error.response_as(format, &account.request_id);
     account.add_limit_headers(response.headers_mut());
     if explain {
         tell_decisions(&account, response.headers_mut());

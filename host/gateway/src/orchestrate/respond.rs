@@ -44,8 +44,8 @@ impl Drive {
                 response.map(|body| Answer::served(body, self))
             }
             Ending::Failed(cause) => {
-                self.account.ended(cause.status().as_u16(), cause.code());
                 let format = self.request.endpoint.format();
+                self.account.ended(cause.status_as(format).as_u16(), cause.code());
                 let mut response = cause.response_as(format, &self.account.request_id);
                 self.add_own_headers(response.headers_mut());
                 if !self.legs.is_finished() {

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header};
 
-use super::ApiError;
+use super::{ApiError, status};
 use crate::{
     openai::{endpoint::Format, error_body::ErrorFields, request_id::set_request_id, sequence::LastNumber},
     upstream::SHOULD_RETRY,
@@ -44,7 +44,7 @@ impl ApiError {
                 response
             }
         };
-        *response.status_mut() = self.status();
+        *response.status_mut() = self.status_as(format);
         set_request_id(response.headers_mut(), format, request_id);
         if let Some(seconds) = self.retry_after() {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
@@ -65,6 +65,14 @@ impl ApiError {
             exceeded.write(response.headers_mut());
         }
         response
+    }
+
+    /// Returns the status of an answer in `format`. Clients of Anthropic's API know an overload by 529.
+    #[must_use]
+    pub(crate) fn status_as(&self, format: Format) -> StatusCode {
+        let own = self.status();
+        let is_overload = own == StatusCode::SERVICE_UNAVAILABLE && self.code() == "overloaded";
+        if is_overload && format == Format::Anthropic { status(529) } else { own }
     }
 
     /// Returns one valid error event, for a stream that has begun after events up to `last`. An engine's own

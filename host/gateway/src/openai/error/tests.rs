@@ -124,6 +124,16 @@ fn i1_what_another_try_cannot_mend_says_so_to_clients() {
 }
 
 #[test]
+fn i6_an_overload_is_529_for_clients_of_anthropic_s_api() {
+    let pause = Pause { left: Duration::from_secs(2), is_too_many: false, may_be_tried: false };
+    let paused = ApiError::of_route(RouteError::AllPaused { leg: Leg::Decode, pause }, 529);
+    let status = |cause: &ApiError, format| cause.response_as(format, "id").status().as_u16();
+    // I6.23
+    assert_eq!((status(&paused, Format::Anthropic), status(&paused, Format::OpenAi)), (529, 503));
+    assert_eq!(status(&ApiError::Draining, Format::Anthropic), 503);
+}
+
+#[test]
 fn a5_a_connect_error_does_not_name_the_address() {
     let cause = ApiError::from(CallError::Connect("tcp connect error 10.1.2.3:99".into()));
     // A5.2: in errors
