@@ -128,7 +128,8 @@ fn head(parsed: &httparse::Response<'_, '_>, kept: &[HeaderName]) -> Result<Head
 struct Read {
     /// Whether the transfer coding is the only one, and known.
     chunked: Option<bool>,
-    /// The content length; within it, `None` if there are several or it is none.
+    /// The content length, if the head has one. The inner option is `None` if it cannot be used: it is
+    /// repeated or not a number.
     length: Option<Option<u64>>,
     /// The connection is to close.
     closes: bool,

@@ -1,5 +1,6 @@
 //! A family of series by their labels. That of `prometheus_client` finds them by SipHash, which keeps senders
-//! from choosing keys that collide. No client chooses a label, so a faster hash does.
+//! from choosing keys that collide. Here labels are constants, names in the configuration and a limited
+//! number of models. Clients do not choose them, so a faster hash is enough.
 
 use std::{collections::HashMap, fmt, hash::Hash, sync::Arc};
 
@@ -38,7 +39,7 @@ impl<S: Clone + Hash + Eq, M> Family<S, M> {
         RwLockReadGuard::try_map(self.series.read(), |series| series.get(labels)).ok()
     }
 
-    /// Returns the series with these labels, which begins now if there is none.
+    /// Returns the series with these labels. Begins it if the family does not have it.
     pub fn get_or_create(&self, labels: &S) -> MappedRwLockReadGuard<'_, M> {
         loop {
             if let Some(series) = self.get(labels) {

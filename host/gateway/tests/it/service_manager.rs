@@ -58,6 +58,15 @@ fn inheritable() -> (TcpListener, SocketAddr) {
     (listener, address)
 }
 
+/// The socket of a service manager, and its path in a directory that lasts as long as the first value.
+fn notify_socket() -> (tempfile::TempDir, std::path::PathBuf, UnixDatagram) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("notify");
+    let socket = UnixDatagram::bind(&path).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    (dir, path, socket)
+}
+
 /// The status line of `GET path`.
 fn get(address: SocketAddr, path: &str) -> String {
     text_of(address, path).lines().next().unwrap_or_default().to_owned()
@@ -194,10 +203,7 @@ pub(crate) fn text_of(address: SocketAddr, path: &str) -> String {
 
 #[test]
 fn the_service_manager_hears_of_readiness_life_and_the_end() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("notify");
-    let socket = UnixDatagram::bind(&path).unwrap();
-    socket.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    let (_dir, path, socket) = notify_socket();
     let hear = || {
         let mut text = [0; 512];
         let length = socket.recv(&mut text).unwrap();
@@ -216,10 +222,7 @@ fn the_service_manager_hears_of_readiness_life_and_the_end() {
 
 #[test]
 fn n4_the_service_manager_is_asked_for_as_much_time_as_the_drain_may_take() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("notify");
-    let socket = UnixDatagram::bind(&path).unwrap();
-    socket.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    let (_dir, path, socket) = notify_socket();
     let hear = || {
         let mut text = [0; 512];
         let length = socket.recv(&mut text).unwrap();
@@ -239,10 +242,7 @@ fn n4_the_service_manager_is_asked_for_as_much_time_as_the_drain_may_take() {
 
 #[test]
 fn n4_a_watchdog_that_names_no_process_gets_reports() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("notify");
-    let socket = UnixDatagram::bind(&path).unwrap();
-    socket.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    let (_dir, path, socket) = notify_socket();
     let arguments = "--listen 127.0.0.1:0 --admin-listen 127.0.0.1:0";
     let mut child = start_with("LISTEN_PID=$$", &[], Some(&path), arguments);
     for expected in ["READY=1\n", "WATCHDOG=1\n"] {

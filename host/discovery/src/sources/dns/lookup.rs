@@ -83,7 +83,7 @@ impl Transports {
         self.ask(name, Kind::Srv, server, limit).await
     }
 
-    /// Asks `server` for the addresses of a host. There are none if the server does not know it.
+    /// Asks `server` for the addresses of a host. Returns no address if the server does not know the host.
     ///
     /// # Errors
     /// The server does not answer within `limit`, or answers that it failed.
