@@ -1,7 +1,6 @@
 //! The OpenAI-compatible API: request bodies, routing hints, event streams, errors. Knows no state and does
 //! no I/O.
 
-pub(crate) mod background;
 pub(crate) mod body_bytes;
 pub(crate) mod canary;
 pub(crate) mod chunk;
@@ -23,6 +22,7 @@ pub(crate) mod request;
 pub(crate) mod request_error;
 pub(crate) mod request_id;
 pub(crate) mod reserved;
+pub(crate) mod responses;
 pub(crate) mod results;
 pub(crate) mod sampling;
 pub(crate) mod seen;

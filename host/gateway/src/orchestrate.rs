@@ -10,9 +10,12 @@
 //! | send the leg: call its engine, upgrade a connection, or hand it to the proxy | `send` |
 //! | abort the leg and close its connection | `abort` |
 //! | wait for the first of what may come next | `next_event` |
-//! | tell a leg's outcome to its worker and record, and make an event of it | `outcome`, `failed_leg` |
-//! | look for a model that the engine of a leg lacks | `missing_model` |
+//! | read the beginning of an answer, or a whole one | `answer` |
+//! | tell a leg's outcome to its worker and record, and make an event of it | `outcome`, `failure` |
 //! | pass the answer on | `respond`, `relay`; `proxied` for Envoy, `realtime` |
+//!
+//! `waits` is about requests and streams that wait for a worker, `affinity` about what one worker keeps for
+//! later requests, `client` about a client that does not read or leaves.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -33,59 +36,38 @@ use crate::{
 };
 
 mod abort;
-pub(crate) mod after_disconnect;
-mod asleep;
+pub(crate) mod affinity;
+mod answer;
 pub(crate) mod availability;
-mod broken_handoff;
-pub(crate) mod cached_media;
-pub(crate) mod client_connection;
-mod drain_prefill;
-pub(crate) mod engine_session;
+pub(crate) mod client;
 mod executor;
-mod failed_leg;
-mod failure_text;
-mod first_event;
-mod lateness;
+mod failure;
 mod leg_run;
 mod local_plan;
-mod missing_model;
 mod next_event;
 mod outcome;
-mod pause;
-mod pending_head;
 mod plan;
-mod planned_move;
 mod prefill_call;
 pub(crate) mod preview;
 #[cfg(feature = "ext-proc")]
 pub(crate) mod proxied;
-mod quarantine;
 pub(crate) mod realtime;
-mod refusals;
 pub(crate) mod relay;
 mod reported_usage;
 mod respond;
 mod route;
-mod second_opinion;
 mod send;
-mod session;
-pub(crate) mod stored;
-mod unread_booking;
-mod whole_answer;
-mod whole_estimate;
-mod worker_outcome;
-pub(crate) mod worker_wait;
+pub(crate) mod waits;
 
-use broken_handoff::BrokenHandoff;
+use answer::whole_estimate::WholeEstimate;
 use executor::{Ending, Executor, Reached};
+use failure::{broken_handoff::BrokenHandoff, second_opinion::SecondOpinion};
 use leg_run::LegRun;
 use next_event::Reported;
 pub(crate) use plan::{PlannedRequest, RequestPlan, Unplanned, no_worker_registered, plan};
-use planned_move::PlannedMove;
 use relay::Answer;
 pub(crate) use respond::{DECISION, tell_decisions};
-use second_opinion::SecondOpinion;
-use whole_estimate::WholeEstimate;
+use waits::{asleep::OtherWorkers, planned_move::PlannedMove};
 
 /// A request on its way. When it is dropped, everything that it holds is released.
 pub(crate) struct Drive {
@@ -144,7 +126,7 @@ pub(crate) struct Drive {
     planned: Option<CandidateId>,
     session_holds: SessionHolds,
     /// Where each leg may go if its engine falls asleep.
-    others: PerLeg<Option<Arc<asleep::OtherWorkers>>>,
+    others: PerLeg<Option<Arc<OtherWorkers>>>,
     /// Workers for the rest of a stream that is about to leave its own.
     planned_move: Option<Box<PlannedMove>>,
     /// Its part in making room for others, from its first token on.
@@ -158,7 +140,7 @@ pub(crate) struct Drive {
     released: bool,
 }
 
-/// Serves a planned request. The future outlives its client (see [`crate::orchestrate::after_disconnect`]).
+/// Serves a planned request. The future outlives its client (see [`client::after_disconnect`]).
 pub(crate) async fn drive(
     state: Arc<State>,
     upstream: Upstream,

@@ -9,7 +9,7 @@ use axum::http::Extensions;
 use tokio::time::Instant;
 
 use super::peer::Sender;
-use crate::orchestrate::client_connection::ClientConnection;
+use crate::orchestrate::client::connection::ClientConnection;
 
 /// The arrival of a request; an extension of those that the router gets.
 #[derive(Clone, Debug)]

@@ -16,7 +16,7 @@ use tokio::{
     time::{Duration, Instant, Sleep},
 };
 
-use crate::orchestrate::client_connection::ClientConnection;
+use crate::orchestrate::client::connection::ClientConnection;
 
 /// Bytes that may wait for one client. The HTTP server stops at a fraction of it, except for the answers to
 /// pipelined requests whose bodies it does not read.

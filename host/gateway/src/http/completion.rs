@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     openai::{error::ApiError, request::Endpoint},
-    orchestrate::{self, after_disconnect::AfterDisconnect, relay::Answer, tell_decisions},
+    orchestrate::{self, client::after_disconnect::AfterDisconnect, relay::Answer, tell_decisions},
     state::State,
     telemetry::account::Account,
     upstream::Upstream,

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use super::{DataThread, arrival::Arrival, completion, peer::Sender, pieces::Pieces};
 use crate::{
     openai::endpoint::Endpoint,
-    orchestrate::{client_connection::ClientConnection, relay::Answer},
+    orchestrate::{client::connection::ClientConnection, relay::Answer},
 };
 
 /// Service that answers the requests of a listener.

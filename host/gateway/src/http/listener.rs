@@ -37,7 +37,7 @@ use super::{
 use crate::{
     budget::Share,
     count_by_key::Counted,
-    orchestrate::client_connection::ClientConnection,
+    orchestrate::client::connection::ClientConnection,
     state::{Settings, SharedState, State, drain_end::DrainEnd},
     telemetry::metrics::Metrics,
 };

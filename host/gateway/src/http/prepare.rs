@@ -25,7 +25,10 @@ use crate::{
         request_error::RequestError,
     },
     orchestrate::{
-        self, PlannedRequest, Unplanned, availability::listed, cached_media, engine_session, preview, stored,
+        self, PlannedRequest, Unplanned,
+        affinity::{cached_media, engine_session, stored},
+        availability::listed,
+        preview,
     },
     state::{
         State,

@@ -25,10 +25,7 @@ use crate::{
         client_key::forwarded, endpoint::Endpoint, error::ApiError, hide::without_fields,
         request_id::set_request_id, sse, stream_headers::set_stream_headers,
     },
-    orchestrate::{
-        stored::events::StoredEvents,
-        stored::{self, StoredCall},
-    },
+    orchestrate::affinity::stored::{self, StoredCall, events::StoredEvents},
     state::State,
     telemetry::account::Account,
     upstream::{self, Upstream},

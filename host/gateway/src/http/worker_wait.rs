@@ -12,7 +12,7 @@ use crate::{
     openai::{error::ApiError, request::Request},
     orchestrate::{
         availability::has_workers,
-        worker_wait::{too_many_wait, waited_in_vain},
+        waits::worker_wait::{too_many_wait, waited_in_vain},
     },
     state::State,
     telemetry::account::Account,

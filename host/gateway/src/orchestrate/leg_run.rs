@@ -13,7 +13,7 @@ use prefix_index::ProvisionalRecord;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::refusals::Refusals;
+use super::failure::refusals::Refusals;
 use crate::{
     budget::Share,
     connectors::PrefillAnswer,

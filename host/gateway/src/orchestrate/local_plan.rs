@@ -7,7 +7,11 @@ use pointsman_routing::{CandidateId, Plan, Purpose};
 use pointsman_workers::{Candidate, Leg, PerLeg};
 use tokio::time::Instant;
 
-use super::{Drive, broken_handoff::ranks_of, plan, second_opinion::names_context};
+use super::{
+    Drive,
+    failure::{broken_handoff::ranks_of, second_opinion::names_context},
+    plan,
+};
 use crate::upstream::CallError;
 
 impl Drive {

@@ -15,7 +15,12 @@ use pointsman_orchestration::{Event, Waiting};
 use pointsman_workers::{Leg, PerLeg};
 use tokio::time::Instant;
 
-use super::{Drive, executor::Reached, leg_run::LegAnswer, pending_head::first_event};
+use super::{
+    Drive,
+    answer::{first_event::Head, pending_head::first_event},
+    executor::Reached,
+    leg_run::LegAnswer,
+};
 use crate::upstream::{Body, CallError, REQUEST, UpgradedCall};
 
 /// How often the runtime looks at its sockets, and at least how long in between, before a prefill is closed
@@ -32,16 +37,6 @@ enum Next {
     Nothing,
     Stream(Response<Body>),
     Upgraded(UpgradedCall),
-}
-
-/// What the head of an answer begins.
-pub(super) enum Head {
-    /// A stream, which is passed on to the client.
-    Stream(Response<Body>),
-    /// A stream whose first event is an error, or which broke before its first event; or a whole answer.
-    Over(Event),
-    /// An answer that does not say that it is a stream.
-    NoStream(Response<Body>),
 }
 
 /// Timers that are due at the same time.

@@ -8,14 +8,14 @@ use tokio::time::Instant;
 
 use super::{
     Drive,
-    first_event::{error_in, overload_of_response},
+    answer::{
+        first_event::{error_in, overload_of_response},
+        whole_answer::{Flaw, flaw_of, is_binary},
+    },
+    failure::{quarantine::record_served, refusals::Refusals, worker_outcome::note_success},
     id_of,
     leg_run::{LegRun, PrefillDone},
-    quarantine::record_served,
-    refusals::Refusals,
     relay,
-    whole_answer::{Flaw, flaw_of, is_binary},
-    worker_outcome::note_success,
 };
 use crate::{
     budget::Share,

@@ -12,14 +12,15 @@ use pointsman_routing::{
 use pointsman_workers::{Candidate, Engine, Leg, ModelName, Role, Snapshot, unix_us};
 
 use super::{
+    affinity::cached_media,
     availability::{some_servable_models, use_another, why_no_pair},
-    cached_media, stored,
 };
 use crate::{
     connectors::connector_for,
     openai::{
         error::ApiError,
         request::{Endpoint, Request},
+        responses::{may_store, needs_one_worker},
     },
     state::State,
     telemetry::account::OverrideRecord,
@@ -206,12 +207,12 @@ fn why_on_one_worker(request: &Request, snapshot: &Snapshot, local: bool) -> Opt
     if endpoint != Endpoint::Responses {
         return Some(endpoint.path());
     }
-    if stored::needs_one_worker(request) {
+    if needs_one_worker(request) {
         return Some("a response in the background, after another one, or with tools of the engine");
     }
     let (prefill, _) = pair_that_is_up(snapshot, &request.model, None)?;
     let connector = connector_for(prefill.worker.spec());
-    let is_stored = connector.decode_stores_responses() || !stored::may_store(request);
+    let is_stored = connector.decode_stores_responses() || !may_store(request);
     (!connector.hands_over_responses() || (local && !is_stored)).then_some(endpoint.path())
 }
 

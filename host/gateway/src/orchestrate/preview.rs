@@ -18,7 +18,7 @@ use serde_json::{Map, Value, json};
 use crate::{
     big_numbers::with_texts,
     openai::{error::ApiError, request::Request, request_id::set_request_id},
-    orchestrate::{self, RequestPlan, plan, quarantine::would_be_quarantined},
+    orchestrate::{self, RequestPlan, failure::quarantine::would_be_quarantined, plan},
     state::State,
     tokenization::RequestTokens,
 };

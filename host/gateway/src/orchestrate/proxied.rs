@@ -12,8 +12,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Drive, PlannedRequest,
+    answer::first_event::error_in,
     executor::{Executor, Handover, Reached},
-    first_event::error_in,
     leg_run::PrefillDone,
     relay,
 };

@@ -23,7 +23,7 @@ use crate::{
     openai::sse::{self, Splitter},
     openai::stream_headers::set_stream_headers,
     openai::token_ids::Lists,
-    orchestrate::{Drive, client_connection::ClientConnection, first_event::not_an_event},
+    orchestrate::{Drive, answer::first_event::not_an_event, client::connection::ClientConnection},
     upstream::{self, CallError},
 };
 

@@ -20,7 +20,7 @@ use crate::{
 
 /// The result of routing a leg.
 #[expect(clippy::large_enum_variant, reason = "it is taken apart where it is made")]
-pub(super) enum Found {
+pub(crate) enum Found {
     /// A place for decode is reserved. Decode is routed when prefill has ended.
     Place(Option<ReservedPlace>),
     Worker(Routed),

@@ -19,14 +19,16 @@ use tokio_util::sync::CancellationToken;
 use super::executor::Handover;
 use super::{
     Drive,
-    asleep::unless_lost,
-    drain_prefill::drain_prefill,
+    answer::{
+        drain_prefill::drain_prefill,
+        whole_answer::asks_for_vectors,
+        whole_estimate::{WholeEstimate, most_output},
+    },
     executor::{Executor, RANK},
     leg_run::LegAnswer,
     prefill_call::{PrefillCall, Prefilled},
-    stored, target,
-    whole_answer::asks_for_vectors,
-    whole_estimate::{WholeEstimate, most_output},
+    target,
+    waits::asleep::unless_lost,
 };
 use crate::{
     budget::Share,
@@ -34,6 +36,7 @@ use crate::{
     openai::{
         error::engine_text,
         request::{Endpoint, Request},
+        responses::may_store,
         trace_context::{Links, Span},
     },
     telemetry::traces::LegTarget,
@@ -175,7 +178,7 @@ impl Drive {
             .extend(self.request.form.as_ref().map(|form| (header::CONTENT_TYPE, form.content_type.clone())));
         let to = Destination::new(spec, self.request.endpoint.path());
         let worker = candidate.worker.clone();
-        let is_sent_once = leg == Leg::Decode || stored::may_store(&self.request);
+        let is_sent_once = leg == Leg::Decode || may_store(&self.request);
         let upstream = if is_sent_once { self.upstream.at_most_once() } else { self.upstream.clone() };
         let upstream = if asks_for_vectors(&self.request) { upstream.for_vectors() } else { upstream };
         let streams = self.request.stream && !consume;

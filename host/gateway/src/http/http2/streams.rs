@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     budget::Share,
     http::{connected::AnswerBody, pieces::Pieces},
-    orchestrate::client_connection::ClientConnection,
+    orchestrate::client::connection::ClientConnection,
 };
 
 /// Largest piece of an answer, bytes. A client has to take it in the time in which it may accept nothing.

@@ -16,7 +16,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use super::{MAX_CHUNK, Relay, limits::COMMENT};
 use crate::{
     openai::error::ApiError,
-    orchestrate::{Drive, client_connection::ClientConnection},
+    orchestrate::{Drive, client::connection::ClientConnection},
 };
 
 /// Bytes of one stream after which other connections of the thread get their turn. A stream of tokens does

@@ -1,7 +1,7 @@
 //! The first events of a stream: until the client has one, another worker may still answer the request.
 
 use super::{MAX_CHUNK, Relay};
-use crate::{orchestrate::first_event::Beginning, upstream::CallError};
+use crate::{orchestrate::answer::first_event::Beginning, upstream::CallError};
 
 impl Relay {
     /// Whether the client reads a stream of which no event arrived: it has the head, and comments at most.

@@ -7,7 +7,9 @@ use super::Relay;
 use crate::{
     openai::error::ApiError,
     orchestrate::{
-        Drive, client_connection::ClientConnection, executor::Reached, unread_booking::UnreadBooking,
+        Drive,
+        client::{connection::ClientConnection, unread_booking::UnreadBooking},
+        executor::Reached,
     },
     upstream,
 };

@@ -10,7 +10,7 @@ use crate::{
         sse::{self, Seen},
         token_ids::Lists,
     },
-    orchestrate::first_event::error_in,
+    orchestrate::answer::first_event::error_in,
     upstream::CallError,
 };
 

@@ -8,7 +8,7 @@ use super::{
     Relay,
     moves::{Departure, Obstacle},
 };
-use crate::orchestrate::quarantine::would_be_quarantined;
+use crate::orchestrate::failure::quarantine::would_be_quarantined;
 
 impl Relay {
     /// Lets the stream be asked to pause, if its rest may be generated later. Called when a token of it

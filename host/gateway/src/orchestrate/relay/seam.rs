@@ -12,7 +12,7 @@ use crate::{
         token_ids::Lists,
         transcript::{Delivered, Names},
     },
-    orchestrate::first_event::error_in,
+    orchestrate::answer::first_event::error_in,
     upstream::CallError,
 };
 

@@ -29,7 +29,7 @@ const END_GRACE: Duration = Duration::from_millis(200);
 /// # Errors
 /// [`CallError`], also for an answer that is not one: then nothing was prefilled, and the decode leg would
 /// wait for it until its own timeout.
-pub(super) async fn drain_prefill(
+pub(crate) async fn drain_prefill(
     response: Response<Body>,
     endpoint: Endpoint,
     limits: PauseLimits,

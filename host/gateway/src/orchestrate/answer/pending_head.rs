@@ -5,12 +5,11 @@
 
 use http::Response;
 
-use super::Drive;
-use crate::{openai::sse, upstream::Body};
+use crate::{openai::sse, orchestrate::Drive, upstream::Body};
 
 impl Drive {
     /// Keeps a head until it can be passed on. Returns it at once if prefill is already over.
-    pub(super) fn keep_head(&mut self, head: Response<Body>) -> Option<Response<Body>> {
+    pub(crate) fn keep_head(&mut self, head: Response<Body>) -> Option<Response<Body>> {
         if !self.prefill_runs() {
             return Some(head);
         }
@@ -19,14 +18,14 @@ impl Drive {
     }
 
     /// Takes the head that was kept, once prefill is over.
-    pub(super) fn due_head(&mut self) -> Option<Response<Body>> {
+    pub(crate) fn due_head(&mut self) -> Option<Response<Body>> {
         if self.prefill_runs() { None } else { self.runs.answering.pending_head.take() }
     }
 }
 
 /// Waits until the body of a head has an event, an end or an error; without a head, forever. A comment that
 /// keeps the connection is not an event.
-pub(super) async fn first_event(head: Option<&mut Response<Body>>) {
+pub(crate) async fn first_event(head: Option<&mut Response<Body>>) {
     match head {
         Some(head) => std::future::poll_fn(|cx| head.body_mut().poll_peek(cx, sse::has_data)).await,
         None => std::future::pending().await,

@@ -4,8 +4,7 @@ use http::StatusCode;
 use pointsman_workers::{Leg, Pause, Refusal, Worker};
 use tokio::time::Duration;
 
-use super::Drive;
-use crate::openai::error::ApiError;
+use crate::{openai::error::ApiError, orchestrate::Drive};
 
 /// Refusals of the engines that a leg asked, over all attempts of a request.
 #[derive(Debug, Default)]
@@ -21,7 +20,7 @@ pub(crate) struct Refusals {
 impl Refusals {
     /// Adds a failed call, if its engine has too much to do. `client_error` is the client's error. Returns
     /// when the engine may be asked again.
-    pub(super) fn note(
+    pub(crate) fn note(
         &mut self,
         refusal: Option<Refusal>,
         client_error: &ApiError,
@@ -35,7 +34,7 @@ impl Refusals {
     }
 
     /// Adds a refusal if only paused workers are left.
-    pub(super) fn note_pause(&mut self, pause: Option<Pause>, client_error: &ApiError) {
+    pub(crate) fn note_pause(&mut self, pause: Option<Pause>, client_error: &ApiError) {
         if let Some(pause) = pause {
             self.add(client_error.clone(), pause.left);
         }
@@ -53,7 +52,7 @@ impl Refusals {
 
     /// Returns the client's error of a leg that failed for good, last because of `cause`: an engine that only
     /// has too much to do may serve the request later. A refusal of the request itself stands.
-    pub(super) fn answer(&mut self, cause: ApiError) -> ApiError {
+    pub(crate) fn answer(&mut self, cause: ApiError) -> ApiError {
         let replaced = matches!(
             cause,
             ApiError::BadUpstream(_)

@@ -11,22 +11,18 @@ use futures_util::{StreamExt as _, stream};
 use http::{HeaderValue, Method, Response, StatusCode};
 use pointsman_routing::CandidateId;
 use pointsman_workers::{DpRank, Engine, Health, Leg, Role, Worker, WorkerSpec, name_hash};
-use serde::Deserialize;
 use tokio::time::{Duration, timeout};
 
-use super::{Drive, id_of, worker_outcome::refused_key};
 use crate::{
     connectors::{LegContext, RequestToken, Target, connector_for, leg_headers},
     openai::{
-        background::is_in_background,
         endpoint::Format,
         error::ApiError,
-        lax::Flag,
         request::{Endpoint, Request},
-        request_error::read,
         seen,
         short_text::shortened,
     },
+    orchestrate::{Drive, failure::worker_outcome::refused_key, id_of},
     state::State,
     upstream::{self, Body, CallError, Destination, Silence, Upstream},
 };
@@ -54,38 +50,6 @@ pub(crate) struct StoredCall<'a> {
     pub(crate) authorization: Option<&'a HeaderValue>,
 }
 
-/// Returns whether an engine may store the answer to a request, or continue with it in the background, and do
-/// so twice if it gets the request twice.
-pub(super) fn may_store(request: &Request) -> bool {
-    let is_response = request.endpoint == Endpoint::Responses;
-    let is_not_stored = || matches!(read(&request.body, "store"), Ok(Some(Flag(false))));
-    is_response && (!is_not_stored() || is_in_background(request))
-}
-
-/// Returns whether only one worker can run a response: it continues another one, runs in the background, or
-/// has tools of the engine, which generates anew after each call of them.
-pub(super) fn needs_one_worker(request: &Request) -> bool {
-    const CALLED_BY_CLIENT: [&str; 3] = ["function", "custom", "namespace"];
-    let tools: Result<Option<Vec<Tool>>, _> = read(&request.body, "tools");
-    let is_for_client = |tool: &Tool| CALLED_BY_CLIENT.contains(&tool.r#type.as_str());
-    let continues = request.body.get("previous_response_id").is_some_and(|id| id != "null");
-    continues
-        || is_in_background(request)
-        || !tools.is_ok_and(|tools| tools.iter().flatten().all(is_for_client))
-}
-
-#[derive(Deserialize)]
-struct Tool {
-    r#type: String,
-}
-
-/// Returns whether an engine may continue with a request after this failure: it answers in the background,
-/// whether or not the connection holds, and may have got the request.
-pub(super) fn may_run_on(request: &Request, error: &CallError) -> bool {
-    let may_have_it = error.began() && !matches!(error, CallError::Status { .. });
-    may_have_it && is_in_background(request)
-}
-
 /// Remembers the worker that sent an event or a whole answer, if that names a stored response. Returns
 /// whether it does.
 fn note(state: &State, json: &[u8], tenant: Option<u64>, worker: CandidateId) -> bool {
@@ -96,7 +60,7 @@ fn note(state: &State, json: &[u8], tenant: Option<u64>, worker: CandidateId) ->
 
 impl Drive {
     /// Remembers which worker stored the response that an answer, or an event, names.
-    pub(super) fn note_stored(&mut self, answer: &[u8]) {
+    pub(crate) fn note_stored(&mut self, answer: &[u8]) {
         let prefill = self.runs.prefill.candidate.as_ref();
         let is_lost = prefill.is_some_and(|one| !connector_for(one.worker.spec()).decode_stores_responses());
         if self.stored || is_lost || self.request.endpoint.format() != Format::Responses {

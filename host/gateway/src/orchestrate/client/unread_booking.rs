@@ -31,7 +31,7 @@ impl UnreadBooking {
 
     /// Releases the booking, once. The request continues, and no longer counts as load. The time begins anew:
     /// if the stream is continued elsewhere, its new booking takes the place of this one and expires later.
-    pub(super) fn expire(&mut self) {
+    pub(crate) fn expire(&mut self) {
         self.since = Instant::now();
         if self.booking.is_booked() {
             // Counted first, so that the metric has it once the load is gone.

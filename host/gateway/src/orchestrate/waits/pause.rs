@@ -5,15 +5,17 @@ use pointsman_orchestration::Queued;
 use pointsman_workers::Leg;
 use tokio::time::Duration;
 
-use super::{Drive, route::parking};
-use crate::openai::error::ApiError;
+use crate::{
+    openai::error::ApiError,
+    orchestrate::{Drive, route::parking},
+};
 
 /// The place in the queue ends this long after the deadline, which ends the request.
 const BEHIND_DEADLINE: Duration = Duration::from_secs(1);
 
 impl Drive {
     /// Lets the stream be asked to pause from now on.
-    pub(super) fn offer_to_pause(&mut self) {
+    pub(crate) fn offer_to_pause(&mut self) {
         let leg = self.answering();
         let may_pause = self.request.hints.pinned(leg).is_none() && !self.legs.has_paused_enough();
         if self.pausing.is_none() && may_pause {
@@ -26,7 +28,7 @@ impl Drive {
     }
 
     /// Gives the request's admission back: its rest asks for another one.
-    pub(super) fn begin_pause(&mut self) {
+    pub(crate) fn begin_pause(&mut self) {
         let leg = self.answering();
         self.account.pauses(leg);
         let why = "it made room for a request of a higher priority";
@@ -39,7 +41,7 @@ impl Drive {
 
     /// Has the rest of a stream that paused wait in the queue for the leg that answers. `place`: the place
     /// that it has.
-    pub(super) fn rest_waits(&mut self, place: Option<Queued>) {
+    pub(crate) fn rest_waits(&mut self, place: Option<Queued>) {
         let leg = self.answering();
         let (state, request) = (&self.state, &self.routing_request);
         let parking = parking(state, &self.request, request, &self.account, leg);
@@ -48,7 +50,7 @@ impl Drive {
     }
 
     /// Ends the pause once both legs of the rest have a worker, or none can ever have one.
-    pub(super) fn try_to_end_pause(&mut self, leg: Leg, place: Option<Queued>) {
+    pub(crate) fn try_to_end_pause(&mut self, leg: Leg, place: Option<Queued>) {
         let Some(place) = self.enter(leg, place) else { return };
         if self.rest_has_to_wait() {
             self.rest_waits(place);

@@ -7,11 +7,15 @@ use pointsman_orchestration::HandoffKind;
 use pointsman_routing::CandidateId;
 use pointsman_workers::{Candidate, Leg, PerLeg, Worker};
 
-use super::{Drive, id_of, leg_run::LegRun, quarantine::way_of, worker_outcome::Blame};
-use crate::{connectors::connector_for, upstream::CallError};
+use super::{quarantine::way_of, worker_outcome::Blame};
+use crate::{
+    connectors::connector_for,
+    orchestrate::{Drive, id_of},
+    upstream::CallError,
+};
 
 /// The last handoff of a request that broke.
-pub(super) struct BrokenHandoff {
+pub(crate) struct BrokenHandoff {
     prefill: Arc<Worker>,
     decode: Arc<Worker>,
     /// How the decode worker broke.
@@ -131,9 +135,8 @@ impl Drive {
     /// for the decode engine: either of them may hang. One that made progress meanwhile does not, nor does
     /// one whose prefill worker `is_slow`. Returns whether it is left out for this request.
     pub(super) fn suspect_decode(&mut self, is_slow: bool) -> bool {
-        let LegRun { candidate: Some(candidate), call: Some(_), .. } = &self.runs.answering else {
-            return false;
-        };
+        let run = &self.runs.answering;
+        let Some(candidate) = run.candidate.as_ref().filter(|_| run.call.is_some()) else { return false };
         if !self.prefill_waits_for_decode() {
             return false;
         }
@@ -152,6 +155,6 @@ impl Drive {
 }
 
 /// Returns all ranks of these workers.
-pub(super) fn ranks_of(workers: [Option<&Arc<Worker>>; 2]) -> Vec<CandidateId> {
+pub(crate) fn ranks_of(workers: [Option<&Arc<Worker>>; 2]) -> Vec<CandidateId> {
     workers.into_iter().flatten().flat_map(|worker| worker.candidates()).map(|rank| id_of(&rank)).collect()
 }

@@ -6,14 +6,14 @@ use pointsman_routing::RouteError;
 use pointsman_workers::{Leg, ModelName, PerLeg, Snapshot, WorkerId};
 use tokio::time::{Duration, Instant};
 
-use super::{
-    Drive,
-    availability::{has_workers, has_workers_without},
-    plan::why_no_worker,
-    route::parking,
-};
 use crate::{
     openai::{error::ApiError, request::Request},
+    orchestrate::{
+        Drive,
+        availability::{has_workers, has_workers_without},
+        plan::why_no_worker,
+        route::parking,
+    },
     state::State,
 };
 
@@ -25,7 +25,7 @@ const CHECK_POLL: Duration = Duration::from_millis(250);
 impl Drive {
     /// Has the request wait for a worker of its model, if none is left and requests of the model wait for
     /// one. The wait replaces its place in the queue. Returns whether it waits.
-    pub(super) fn wait_for_worker(
+    pub(crate) fn wait_for_worker(
         &mut self,
         leg: Leg,
         error: &RouteError,
@@ -82,7 +82,7 @@ impl Drive {
 
     /// Ends a wait for a worker when a worker can serve the model, the time is over, or the gateway drains.
     /// Returns whether the request waits on, or failed.
-    pub(super) fn waits_for_worker(&mut self) -> bool {
+    pub(crate) fn waits_for_worker(&mut self) -> bool {
         let Some(Waiting::Worker(wait, leg, until)) = self.attempts.waiting() else { return false };
         let (state, leg) = (&self.state, *leg);
         self.snapshot = state.registry.snapshot();

@@ -5,9 +5,9 @@ use http::StatusCode;
 use pointsman_routing::CandidateId;
 use pointsman_workers::{Engine, Leg, name_hash};
 
-use super::{Drive, id_of};
 use crate::{
     openai::{hints::Hints, media_ids::MediaIds, request::Request},
+    orchestrate::{Drive, id_of},
     state::State,
     upstream::CallError,
 };
@@ -21,7 +21,7 @@ pub(crate) fn find(state: &State, request: &mut Request, tenant: Option<u64>) {
 }
 
 /// Returns the worker that has the media that a request names without their data.
-pub(super) fn holder(state: &State, hints: &Hints, leg: Leg) -> Option<CandidateId> {
+pub(crate) fn holder(state: &State, hints: &Hints, leg: Leg) -> Option<CandidateId> {
     let medium = hints.media.missing?;
     let had = |leg| state.sessions.holding(medium, leg);
     // The decode worker of a pair got the data, too, and may run the whole request.
@@ -44,7 +44,7 @@ impl Drive {
 
     /// Returns whether an engine may have refused the request because it lacks media. Where there are
     /// tenants, no other engine is asked then: engines do not say whose the media are.
-    pub(super) fn may_lack_media(&self, error: &CallError) -> bool {
+    pub(crate) fn may_lack_media(&self, error: &CallError) -> bool {
         let is_refused = matches!(error, CallError::Status { status: StatusCode::BAD_REQUEST, .. });
         is_refused && self.request.hints.media.missing.is_some() && !self.state.settings.has_tenants
     }

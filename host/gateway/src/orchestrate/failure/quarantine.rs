@@ -2,12 +2,13 @@
 
 use pointsman_workers::{Candidate, Leg};
 
-use super::{Drive, worker_outcome::Blame};
+use super::worker_outcome::Blame;
 use crate::{
     openai::{
         error::ApiError,
         request::{Endpoint, Request},
     },
+    orchestrate::Drive,
     state::{State, quarantine::Broke},
     upstream::CallError,
 };
@@ -60,7 +61,7 @@ impl Drive {
     }
 
     /// Returns why the request is refused before it is sent, if an equal one broke two workers.
-    pub(super) fn quarantined(&self) -> Option<ApiError> {
+    pub(crate) fn quarantined(&self) -> Option<ApiError> {
         let refused = would_be_quarantined(&self.state, &self.request)?;
         self.state.metrics.poison("refused");
         Some(refused)
@@ -74,7 +75,7 @@ pub(super) fn way_of(error: &CallError) -> &'static str {
 }
 
 /// Like [`Drive::quarantined`], but does not count the refusal.
-pub(super) fn would_be_quarantined(state: &State, request: &Request) -> Option<ApiError> {
+pub(crate) fn would_be_quarantined(state: &State, request: &Request) -> Option<ApiError> {
     if state.quarantine.is_empty() {
         return None;
     }
@@ -83,7 +84,7 @@ pub(super) fn would_be_quarantined(state: &State, request: &Request) -> Option<A
 }
 
 /// Records that the request was served: it does not break engines.
-pub(super) fn record_served(state: &State, request: &Request) {
+pub(crate) fn record_served(state: &State, request: &Request) {
     if let Some(hash) = body_hash(state, request) {
         state.quarantine.served(hash);
     }

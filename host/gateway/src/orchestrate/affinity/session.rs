@@ -3,7 +3,7 @@
 use pointsman_workers::Leg;
 use tokio::time::Instant;
 
-use super::{Drive, id_of};
+use crate::orchestrate::{Drive, id_of};
 
 impl Drive {
     /// Notes that a worker accepted a leg: it has the prompt (F5), and the session is bound to it (F8).
@@ -19,7 +19,7 @@ impl Drive {
     }
 
     /// Keeps the leg of the session bound while the request runs, and notes to which worker it is now.
-    pub(super) fn hold_session(&mut self, leg: Leg) {
+    pub(crate) fn hold_session(&mut self, leg: Leg) {
         let bound = self.bound_leg(leg);
         if let Some((session, end)) = self.bindable_session() {
             self.session_holds.owner = self.routing_request.tenant_hash.unwrap_or(0);
@@ -28,7 +28,7 @@ impl Drive {
     }
 
     /// Ends the session whose last request this was (A2.4, F11.6). Otherwise its idle time begins.
-    pub(super) fn leave_session(&mut self) {
+    pub(crate) fn leave_session(&mut self) {
         let (hints, state) = (&self.request.hints, &self.state);
         if let Some(session) = self.routing_request.session_hash {
             if hints.session_control.is_some_and(|control| control.close) {

@@ -7,13 +7,12 @@ use pointsman_orchestration::Event;
 use pointsman_workers::Leg;
 use tokio::time::{Duration, Instant};
 
-use super::Drive;
-use crate::{connectors::connector_for, openai::error::ApiError, upstream::CallError};
+use crate::{connectors::connector_for, openai::error::ApiError, orchestrate::Drive, upstream::CallError};
 
 impl Drive {
     /// Gives engines time for what they still need, after the client has its answer: a prefill in flight may
     /// end, and its handoff is consumed.
-    pub(super) fn extend_deadline(&mut self) {
+    pub(crate) fn extend_deadline(&mut self) {
         let limits = &self.state.settings.leg_timeouts;
         let longest = limits.prefill_head.max(limits.event_idle_max);
         let prefill = if self.prefill_runs() { longest } else { Duration::ZERO };
@@ -29,19 +28,19 @@ impl Drive {
     }
 
     /// Ends the request because the drain ends. No worker is late.
-    pub(super) fn drain_ended(&mut self) -> Event {
+    pub(crate) fn drain_ended(&mut self) -> Event {
         self.reported.drain_end = true;
         Event::Deadline
     }
 
     /// Returns the error of a request that had to end: at its deadline, or with the drain.
-    pub(super) fn out_of_time(&self) -> ApiError {
+    pub(crate) fn out_of_time(&self) -> ApiError {
         if self.reported.drain_end { ApiError::Draining } else { ApiError::Deadline }
     }
 
     /// The request's own deadline passed: counts it with the worker that had time to answer and did not.
     /// `silent_from`: when the leg that answers was sent, or last sent an event; `None` before that.
-    pub(super) fn note_deadline(&self, silent_from: Option<Instant>) {
+    pub(crate) fn note_deadline(&self, silent_from: Option<Instant>) {
         if self.is_late(self.runs.prefill.sent.filter(|_| self.prefill_runs())) {
             self.note_late(Leg::Prefill);
         } else if self.is_late(silent_from) {
@@ -50,7 +49,7 @@ impl Drive {
     }
 
     /// Logs that the answer of a request that is not streamed is given up at the limit `timeouts.{key}`.
-    pub(super) fn warn_of_whole(&self, key: &'static str) {
+    pub(crate) fn warn_of_whole(&self, key: &'static str) {
         let candidate = self.candidate(self.answering()).filter(|_| !self.request.stream);
         let Some(worker) = candidate.map(|candidate| candidate.worker.id()) else { return };
         let (request, limit) = (&self.account.request_id, format_args!("timeouts.{key}"));
@@ -59,7 +58,7 @@ impl Drive {
 
     /// Returns whether a worker that has been silent since `silent_from` had enough time to answer. Without
     /// `silent_from` it was not yet its turn.
-    pub(super) fn is_late(&self, silent_from: Option<Instant>) -> bool {
+    pub(crate) fn is_late(&self, silent_from: Option<Instant>) -> bool {
         let settings = &self.state.settings;
         let least = settings.leg_timeouts.head.min(settings.request_timeout / 2);
         silent_from.is_some_and(|from| from.elapsed() >= least)
@@ -94,13 +93,13 @@ impl Drive {
     }
 
     /// The first event of a stream is late. The worker may work on it.
-    pub(super) fn note_late_event(&self) {
+    pub(crate) fn note_late_event(&self) {
         let candidate = self.candidate(self.answering());
         candidate.inspect(|candidate| candidate.worker.note_deadline(self.request_hash()));
     }
 
     /// The legs of a pair have not made a token in time.
-    pub(super) fn note_handoff_late(&self) {
+    pub(crate) fn note_handoff_late(&self) {
         if self.answering() != Leg::Decode || self.account.tokens() > 0 {
             return;
         }
@@ -111,7 +110,7 @@ impl Drive {
     }
 
     /// The decode leg made its first token: the handoff finished.
-    pub(super) fn handoff_done(&self) {
+    pub(crate) fn handoff_done(&self) {
         if self.answering() == Leg::Decode {
             let both = [Leg::Prefill, Leg::Decode].into_iter().filter_map(|leg| self.candidate(leg));
             both.for_each(|candidate| candidate.worker.note_handoff_done());
@@ -120,7 +119,7 @@ impl Drive {
     }
 
     /// Returns a hash of the request's id.
-    pub(super) fn request_hash(&self) -> u64 {
+    pub(crate) fn request_hash(&self) -> u64 {
         BuildHasherDefault::<DefaultHasher>::default().hash_one(&self.account.request_id)
     }
 }

@@ -6,15 +6,16 @@ use pointsman_orchestration::{HandoffKind, Shape};
 use pointsman_routing::{CandidateId, Pairing, Query, ReservedPlace, RouteError, Routed};
 use pointsman_workers::Leg;
 
-use super::{
-    Drive, id_of, plan,
-    quarantine::would_be_quarantined,
+use crate::orchestrate::{
+    Drive,
+    failure::quarantine::would_be_quarantined,
+    id_of, plan,
     route::{Found, parking},
 };
 
 /// Workers that are booked for the legs of a rest.
 #[derive(Default)]
-pub(super) struct PlannedMove {
+pub(crate) struct PlannedMove {
     prefill: Option<Routed>,
     answering: Option<Routed>,
     /// The place that is kept for decode while prefill runs.
@@ -23,7 +24,7 @@ pub(super) struct PlannedMove {
 
 impl Drive {
     /// Returns whether another worker takes each leg of the rest now. It books none.
-    pub(super) fn others_are_free(&mut self) -> bool {
+    pub(crate) fn others_are_free(&mut self) -> bool {
         // Workers joined and left since the request began.
         self.snapshot = self.state.registry.snapshot();
         let Some(tried) = self.tried_and_left() else { return false };
@@ -35,7 +36,7 @@ impl Drive {
     }
 
     /// Finds and books workers for the rest of the answer. Returns whether there are some.
-    pub(super) fn plan_move(&mut self) -> bool {
+    pub(crate) fn plan_move(&mut self) -> bool {
         self.tried_and_left().is_some_and(|tried| self.book_both(&tried).is_ok())
     }
 
@@ -55,12 +56,12 @@ impl Drive {
     }
 
     /// Ends the plan: from now on, legs are routed as always.
-    pub(super) fn end_plan(&mut self) {
+    pub(crate) fn end_plan(&mut self) {
         self.planned_move = None;
     }
 
     /// Takes what is planned for the leg that is routed now.
-    pub(super) fn take_planned(&mut self, leg: Leg) -> Option<Found> {
+    pub(crate) fn take_planned(&mut self, leg: Leg) -> Option<Found> {
         let reserves = self.legs.reserves();
         let planned = self.planned_move.as_mut()?;
         match leg {
@@ -114,7 +115,7 @@ impl Drive {
 
     /// Whether another worker takes a leg at once. A worker that fails is not a reason to leave one that
     /// works, and requests that wait for workers come first (L3).
-    pub(super) fn is_free(&self, leg: Leg, tried: &[CandidateId]) -> bool {
+    pub(crate) fn is_free(&self, leg: Leg, tried: &[CandidateId]) -> bool {
         let (state, request) = (&self.state, &self.routing_request);
         let admission_request = parking(state, &self.request, request, &self.account, leg).admission_request;
         let is_well = || {

@@ -16,7 +16,7 @@ use crate::{
         sse::{self, Seen, Splitter},
     },
     orchestrate::{
-        first_event::error_in,
+        answer::first_event::error_in,
         relay::{COMMENT, END_GRACE, end_last_event, ended_early},
     },
     state::{drain_end::DrainEnd, settings::LegTimeouts},

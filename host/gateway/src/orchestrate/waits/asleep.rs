@@ -10,9 +10,9 @@ use pointsman_routing::{CandidateId, Committed, Pairing, Query, ReservedPlace, R
 use pointsman_workers::{Leg, Snapshot, Worker, WorkerId};
 use tokio::time::{Duration, timeout};
 
-use super::{Drive, plan};
 use crate::{
-    openai::{background::is_in_background, request::Request},
+    openai::{request::Request, responses::is_in_background},
+    orchestrate::{Drive, plan},
     state::State,
     upstream::CallError,
 };
@@ -22,7 +22,7 @@ use crate::{
 const SEARCH_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Finds out whether another worker takes a leg, and keeps a place on it until the leg is routed.
-pub(super) struct OtherWorkers {
+pub(crate) struct OtherWorkers {
     state: Arc<State>,
     request: Arc<Request>,
     conditions: RoutingRequest,
@@ -41,7 +41,7 @@ pub(super) struct OtherWorkers {
 impl Drive {
     /// Returns where a leg may go if its engine falls asleep; `None` if it has to stay, or if its engine
     /// cannot be put to sleep: then the leg costs nothing more.
-    pub(super) fn other_workers(&self, leg: Leg) -> Option<Arc<OtherWorkers>> {
+    pub(crate) fn other_workers(&self, leg: Leg) -> Option<Arc<OtherWorkers>> {
         self.candidate(leg).filter(|candidate| candidate.worker.may_sleep())?;
         let is_bound = self.request.hints.pinned(leg).is_some() || is_in_background(&self.request);
         let may_leave = self.executor.calls() && self.legs.has_retries() && !is_bound;
@@ -62,7 +62,7 @@ impl Drive {
     }
 
     /// Returns whether the engine of a leg sleeps, and another worker takes the leg at once.
-    pub(super) fn may_leave_sleeper(&self, leg: Leg) -> bool {
+    pub(crate) fn may_leave_sleeper(&self, leg: Leg) -> bool {
         let is_asleep = self.candidate(leg).is_some_and(|candidate| candidate.worker.is_asleep());
         let others = self.others[leg].as_ref().filter(|_| is_asleep && self.legs.has_retries());
         others.is_some_and(|others| others.have_room())
@@ -70,14 +70,14 @@ impl Drive {
 
     /// If the engine of a leg fell asleep, takes the workers that joined since the request was routed, unless
     /// the other leg's worker left.
-    pub(super) fn look_for_new_workers(&mut self, leg: Leg, error: &CallError) {
+    pub(crate) fn look_for_new_workers(&mut self, leg: Leg, error: &CallError) {
         if matches!(error, CallError::Asleep) {
             self.snapshot = workers_now(&self.state, &self.snapshot, self.other_leg(leg));
         }
     }
 
     /// The worker on which a place is kept for a leg.
-    pub(super) fn reserved(&self, leg: Leg) -> Option<WorkerId> {
+    pub(crate) fn reserved(&self, leg: Leg) -> Option<WorkerId> {
         let kept = self.others[leg].as_ref().and_then(|others| others.place.get());
         let of_decode = self.place.as_ref().filter(|_| leg == Leg::Decode);
         of_decode.or(kept).map(ReservedPlace::worker)
@@ -110,7 +110,7 @@ impl OtherWorkers {
 /// Waits for a call, which ends when health checks find that the worker does not answer at all, or when it
 /// sleeps and one of `others` takes the leg. The call is pinned where it was made: passed by value, each
 /// function would have room for it twice.
-pub(super) async fn unless_lost<T>(
+pub(crate) async fn unless_lost<T>(
     worker: &Worker,
     others: Option<Arc<OtherWorkers>>,
     call: Pin<&mut impl Future<Output = Result<T, CallError>>>,

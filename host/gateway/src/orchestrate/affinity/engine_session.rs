@@ -9,7 +9,6 @@ use pointsman_routing::CandidateId;
 use pointsman_workers::{Candidate, Engine, Leg, name_hash};
 use serde_json::Value;
 
-use super::{Drive, id_of};
 use crate::{
     openai::{
         error::{ApiError, engine_text},
@@ -18,6 +17,7 @@ use crate::{
         request_error::{RequestError, read},
         short_text::shortened,
     },
+    orchestrate::{Drive, id_of},
     state::State,
     upstream::CallError,
 };
@@ -70,7 +70,7 @@ pub(crate) fn pin(state: &State, request: &mut Arc<Request>, tenant: Option<u64>
 
 impl Drive {
     /// Remembers that the engine which answers has the request's session, if it names one.
-    pub(super) fn note_engine_session(&self) {
+    pub(crate) fn note_engine_session(&self) {
         let Some(session) = self.request.hints.engine_session else { return };
         let aggregated = self.candidate(Leg::Aggregated).filter(|_| self.answering() == Leg::Aggregated);
         if let Some(candidate) = aggregated.filter(|one| one.worker.spec().engine == Engine::Sglang) {
@@ -96,7 +96,7 @@ impl Drive {
 
     /// Returns whether the engine of a leg says that it does not have the request's session. The gateway
     /// forgets then that this engine had it. Another one may have it.
-    pub(super) fn lacks_session(&self, leg: Leg, error: &CallError) -> bool {
+    pub(crate) fn lacks_session(&self, leg: Leg, error: &CallError) -> bool {
         let Some(session) = self.request.hints.engine_session else { return false };
         let CallError::Status { status: StatusCode::BAD_REQUEST, body, .. } = error else { return false };
         let text = engine_text(body);

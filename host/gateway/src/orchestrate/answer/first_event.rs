@@ -3,23 +3,34 @@
 
 use bytes::Bytes;
 use http::{HeaderValue, Response, header};
+use pointsman_orchestration::Event;
 
-use super::{Drive, next_event::Head, refusals::Refusals};
 use crate::{
     budget::Share,
     openai::{
-        background::is_in_background,
         endpoint::{Endpoint, Format},
         request::Request,
+        responses::is_in_background,
         seen,
         sse::{self, Seen},
     },
+    orchestrate::{Drive, failure::refusals::Refusals},
     upstream::{self, Body, CallError, PauseLimits, Silence},
 };
 
+/// What the head of an answer begins.
+pub(crate) enum Head {
+    /// A stream, which is passed on to the client.
+    Stream(Response<Body>),
+    /// A stream whose first event is an error, or which broke before its first event; or a whole answer.
+    Over(Event),
+    /// An answer that does not say that it is a stream.
+    NoStream(Response<Body>),
+}
+
 impl Drive {
     /// Checks the head of a stream, and its first event if that came with the head.
-    pub(super) fn take_head(&mut self, mut head: Response<Body>) -> Head {
+    pub(crate) fn take_head(&mut self, mut head: Response<Body>) -> Head {
         let is_stream = sse::is_stream(content_type(&head));
         // Audio has no type in common. An error about it is JSON.
         let is_audio = self.request.endpoint == Endpoint::Speech && !is_json(content_type(&head));
@@ -66,7 +77,7 @@ impl Drive {
     /// Takes an answer that does not say that it is a stream. Its first bytes tell: some servers, and proxies
     /// before them, lose the content type. Otherwise it is a whole answer, which is the client's unless it
     /// has the beginning of a stream: some servers ignore `stream` for some requests.
-    pub(super) async fn no_stream(&mut self, mut head: Response<Body>) -> Head {
+    pub(crate) async fn no_stream(&mut self, mut head: Response<Body>) -> Head {
         let drain_end = self.state.drain_end.clone();
         let limit = self.state.settings.leg_timeouts.head;
         let silence = Silence { what: "first event of the stream", key: "head", limit };
@@ -111,21 +122,21 @@ fn look_at_first(endpoint: Endpoint, event: &[u8]) -> Result<Seen, CallError> {
 }
 
 /// What the first events of a stream say.
-pub(super) struct Beginning {
+pub(crate) struct Beginning {
     /// Whether there is an event with data.
-    pub(super) has_events: bool,
+    pub(crate) has_events: bool,
     /// Whether an event has more than what is held back.
-    pub(super) has_answer: bool,
+    pub(crate) has_answer: bool,
     /// Whether an event came that engines send with their first output.
-    pub(super) has_output: bool,
+    pub(crate) has_output: bool,
     /// The error that one of them is, or bytes that are not an event.
-    pub(super) outcome: Result<(), CallError>,
+    pub(crate) outcome: Result<(), CallError>,
 }
 
 impl Beginning {
     /// Looks at complete events, up to the first one that has a part of the answer. `first`: what is known of
     /// the first one.
-    pub(super) fn of(request: &Request, events: &[u8], mut first: Option<Seen>) -> Self {
+    pub(crate) fn of(request: &Request, events: &[u8], mut first: Option<Seen>) -> Self {
         let mut beginning = Self { has_events: false, has_answer: false, has_output: false, outcome: Ok(()) };
         let mut earlier: Option<Seen> = None;
         for event in first_events(events) {
@@ -197,7 +208,7 @@ fn is_garbage(event: &[u8]) -> bool {
 }
 
 /// Returns the error of bytes between events that are not one.
-pub(super) fn not_an_event() -> CallError {
+pub(crate) fn not_an_event() -> CallError {
     CallError::Protocol("the stream contains bytes that are not an event".to_owned())
 }
 
@@ -208,7 +219,7 @@ fn without_choices() -> CallError {
 
 /// Returns the error that an event is, if it is one: by its content, by its name, or by a finish reason with
 /// which the engine gave the request up.
-pub(super) fn error_in(seen: &Seen, event: &[u8]) -> Option<CallError> {
+pub(crate) fn error_in(seen: &Seen, event: &[u8]) -> Option<CallError> {
     if let Some(end) = seen.failed_end {
         return Some(CallError::GaveUp(end));
     }
@@ -226,7 +237,7 @@ fn json_of(event: &[u8]) -> &[u8] {
 
 /// Returns the error of a response that failed because its engine has too much to do (Responses API). Other
 /// failures are the client's.
-pub(super) fn overload_of_response(format: Format, answer: &[u8]) -> Option<CallError> {
+pub(crate) fn overload_of_response(format: Format, answer: &[u8]) -> Option<CallError> {
     let json = if format == Format::Responses { sse::object(answer) } else { return None };
     let error = seen::failed_response(json)?;
     let error = CallError::of_error_body(format!(r#"{{"error":{error}}}"#).as_bytes());

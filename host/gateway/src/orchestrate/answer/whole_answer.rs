@@ -4,7 +4,6 @@ use bytes::Bytes;
 use http::{HeaderMap, Response, header};
 use pointsman_orchestration::Event;
 
-use super::Drive;
 use crate::{
     budget::Share,
     openai::{
@@ -14,16 +13,17 @@ use crate::{
         seen,
         sse::{self, Seen},
     },
+    orchestrate::Drive,
     upstream::{CallError, METADATA},
 };
 
 /// Whether a request asks for vectors.
-pub(super) fn asks_for_vectors(request: &Request) -> bool {
+pub(crate) fn asks_for_vectors(request: &Request) -> bool {
     matches!(request.endpoint, Endpoint::Embeddings | Endpoint::Pooling)
 }
 
 /// Whether an answer is vectors in binary, as vLLM writes them for the formats `bytes` and `bytes_only`.
-pub(super) fn is_binary(request: &Request, answer: &Response<Bytes>) -> bool {
+pub(crate) fn is_binary(request: &Request, answer: &Response<Bytes>) -> bool {
     let content_type = answer.headers().get(header::CONTENT_TYPE);
     asks_for_vectors(request)
         && content_type.is_some_and(|kind| kind.as_bytes().starts_with(b"application/octet-stream"))
@@ -51,7 +51,7 @@ impl Drive {
 
     /// Keeps vectors in binary for the client, with the header that says where each begins. Its JSON has the
     /// usage, too.
-    pub(super) fn answered_binary(&mut self, mut whole: Response<Bytes>, held: Share) -> Event {
+    pub(crate) fn answered_binary(&mut self, mut whole: Response<Bytes>, held: Share) -> Event {
         let mut headers = std::mem::take(whole.headers_mut());
         let kept = [header::CONTENT_TYPE, METADATA];
         let kept = kept.into_iter().filter_map(|name| headers.remove(&name).map(|value| (name, value)));
@@ -68,7 +68,7 @@ impl Drive {
 
 /// Why a whole answer counts as failed. No byte was sent downstream yet, so another worker may answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Flaw {
+pub(crate) enum Flaw {
     /// It is not a value of JSON, or cut. A truncated body may have a matching length.
     Cut,
     /// It lacks the list of its results.
@@ -85,7 +85,7 @@ impl From<Flaw> for CallError {
 }
 
 /// Returns what is wrong with a whole answer. `is_whole`: a look at it found its list and its end.
-pub(super) fn flaw_of(endpoint: Endpoint, answer: &Response<Bytes>, is_whole: bool) -> Option<Flaw> {
+pub(crate) fn flaw_of(endpoint: Endpoint, answer: &Response<Bytes>, is_whole: bool) -> Option<Flaw> {
     // Some servers send blanks while they generate, so that no proxy takes them for dead.
     let body = sse::without_mark(answer.body()).trim_ascii_start();
     let content_type = answer.headers().get(header::CONTENT_TYPE);

@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// Says how a leg failed.
-pub(super) fn failure_text(leg: Leg, error: &CallError) -> String {
+pub(crate) fn failure_text(leg: Leg, error: &CallError) -> String {
     let what = match error {
         // No status was named (I1.4).
         CallError::Status { status, body, in_body: true, .. } if status.as_u16() == 502 => {

@@ -7,12 +7,13 @@ use pointsman_orchestration::{Event, Failed};
 use pointsman_workers::{Leg, Worker};
 use tokio::time::Instant;
 
-use super::{
-    Drive, id_of, stored,
-    worker_outcome::{Blame, limits_client, note_failure, refused_key},
-};
+use super::worker_outcome::{Blame, limits_client, note_failure, refused_key};
 use crate::{
-    openai::error::{ApiError, RequestFacts},
+    openai::{
+        error::{ApiError, RequestFacts},
+        responses::{may_run_on, may_store},
+    },
+    orchestrate::{Drive, id_of},
     upstream::CallError,
 };
 
@@ -23,19 +24,19 @@ impl Drive {
     }
 
     /// Records a failed leg: with its worker, or with the request if that is to blame.
-    pub(super) fn leg_failed(&mut self, leg: Leg, error: CallError) -> Event {
+    pub(crate) fn leg_failed(&mut self, leg: Leg, error: CallError) -> Event {
         let began = error.began();
         self.note_failed_leg(leg, error, began)
     }
 
     /// Records a failed leg. `began`: whether its engine may have begun to work on the request.
-    pub(super) fn note_failed_leg(&mut self, leg: Leg, error: CallError, began: bool) -> Event {
+    pub(crate) fn note_failed_leg(&mut self, leg: Leg, error: CallError, began: bool) -> Event {
         let candidate = self.runs[leg].candidate.clone();
         let source = self.source_of_broken(leg, &error);
         let blame = self.blame(leg, source.as_ref(), &error);
         let is_poison = blame == Blame::Request;
         // The worker may not have read the request, which is sent again over a new connection.
-        let is_unread = matches!(error, CallError::Closed(_)) && !stored::may_store(&self.request);
+        let is_unread = matches!(error, CallError::Closed(_)) && !may_store(&self.request);
         if is_unread {
             self.upstream.use_new_connections();
         }
@@ -55,7 +56,7 @@ impl Drive {
                 && !self.executor.is_proxy()
                 && !is_poison
                 && !is_pinned
-                && !stored::may_run_on(&self.request, &error),
+                && !may_run_on(&self.request, &error),
             refused: error.is_refusal() && error.refusal().is_none(),
             began,
             broke: error.may_break_engine(),
@@ -146,7 +147,7 @@ impl Drive {
     }
 
     /// Logs, once, that the remote prefill of the request failed for good. `local`: a local one follows.
-    pub(super) fn log_failed_prefill(&mut self, local: bool) {
+    pub(crate) fn log_failed_prefill(&mut self, local: bool) {
         let Some((worker, kind)) = self.failed_prefill.take() else { return };
         let (request, tried) = (&self.account.request_id, self.attempts.tried().len());
         tracing::error!(request, %worker, kind, tried, local, "remote prefill failed");

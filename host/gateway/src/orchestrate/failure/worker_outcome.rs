@@ -16,7 +16,7 @@ use crate::{
 
 /// To whom a failed leg is charged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Blame {
+pub(crate) enum Blame {
     /// Its worker.
     Worker,
     /// Its worker, unless the prefill worker of its handoff turns out to be at fault.
@@ -28,14 +28,14 @@ pub(super) enum Blame {
 }
 
 /// Reports a leg that succeeded to its worker.
-pub(super) fn note_success(candidate: &Candidate) {
+pub(crate) fn note_success(candidate: &Candidate) {
     candidate.load().observe_outcome(true);
     candidate.worker.note_outcome(true);
 }
 
 /// Reports a failed leg to its worker, and charges it if it is to blame. `candidate` comes with the time at
 /// which the leg was sent.
-pub(super) fn note_failure(
+pub(crate) fn note_failure(
     leg: Leg,
     (candidate, sent): (&Candidate, Instant),
     error: &CallError,
@@ -92,7 +92,7 @@ fn warn_of_loop(spec: &WorkerSpec) {
 
 /// Returns the client's error, and reports the worker, if its engine refused the key of the gateway. Where
 /// the engine got the client's key, its answer is for the client.
-pub(super) fn refused_key(state: &State, worker: &Worker, error: &CallError) -> Option<ApiError> {
+pub(crate) fn refused_key(state: &State, worker: &Worker, error: &CallError) -> Option<ApiError> {
     let is_of_key = |status: StatusCode| matches!(status.as_u16(), 401 | 407);
     let status = match error {
         CallError::Status { status, in_body: false, .. } if is_of_key(*status) => status.as_u16(),
@@ -112,7 +112,7 @@ pub(super) fn refused_key(state: &State, worker: &Worker, error: &CallError) -> 
 
 /// Returns whether an engine says that it does not have the model: it may have restarted with another one.
 /// Any other 404 is about the request, for example about its path or a stored response.
-pub(super) fn lacks_model(error: &CallError) -> bool {
+pub(crate) fn lacks_model(error: &CallError) -> bool {
     let CallError::Status { status: StatusCode::NOT_FOUND, body, .. } = error else { return false };
     text(body).to_ascii_lowercase().contains("model")
 }

@@ -4,15 +4,16 @@
 use http::StatusCode;
 use pointsman_workers::{Candidate, Doubt, Leg, WorkerId};
 
-use super::{Drive, failure_text::one_line, worker_outcome::lacks_model};
+use super::{failure_text::one_line, worker_outcome::lacks_model};
 use crate::{
     openai::error::ApiError,
+    orchestrate::Drive,
     upstream::{CallError, text},
 };
 
 /// The question of whether another worker takes a request that one refused.
 #[derive(Default)]
-pub(super) struct SecondOpinion {
+pub(crate) struct SecondOpinion {
     /// Whether another worker was asked: it is, once for each request.
     is_asked: bool,
     /// The worker that refused, while the answer is open.
@@ -34,21 +35,21 @@ struct Doubted {
 
 impl SecondOpinion {
     /// Returns the workers that lack the request's endpoint, as far as is known.
-    pub(super) fn lacking(&self) -> &[WorkerId] {
+    pub(crate) fn lacking(&self) -> &[WorkerId] {
         &self.lacking
     }
 }
 
 impl Drive {
     /// Looks which workers of a leg lack the request's endpoint.
-    pub(super) fn look_for_missing_endpoints(&mut self, leg: Leg) {
+    pub(crate) fn look_for_missing_endpoints(&mut self, leg: Leg) {
         let path = self.request.endpoint.path();
         self.second_opinion.lacking = self.state.missing_endpoints.workers(leg, path, &self.snapshot);
     }
 
     /// Notes that the worker of a leg refused the request as the client's error. Returns whether another
     /// worker is asked.
-    pub(super) fn asks_another(&mut self, leg: Leg, candidate: &Candidate, error: &CallError) -> bool {
+    pub(crate) fn asks_another(&mut self, leg: Leg, candidate: &Candidate, error: &CallError) -> bool {
         if !error.is_refusal() || error.refusal().is_some() || self.runs[leg].aborted {
             return false;
         }
@@ -104,7 +105,7 @@ impl Drive {
     }
 
     /// Notes that the engine of a leg took the request: a worker that refused it before is to blame.
-    pub(super) fn took_request(&mut self, leg: Leg) {
+    pub(crate) fn took_request(&mut self, leg: Leg) {
         // An answer of decode shows that the prefill before it was taken, too, but not the other way round. A
         // worker that does both is another kind of worker.
         let shows = |refused: Leg| leg == refused || (leg, refused) == (Leg::Decode, Leg::Prefill);
@@ -159,7 +160,7 @@ impl Drive {
 }
 
 /// Returns whether an engine says that a request is longer than its context, as vLLM and SGLang do.
-pub(super) fn names_context(error: &CallError) -> bool {
+pub(crate) fn names_context(error: &CallError) -> bool {
     const WORDS: [&str; 5] = [
         "context length",
         "context_length",

@@ -5,8 +5,7 @@ use pointsman_routing::RoutingRequest;
 use pointsman_workers::{Booking, EngineLoad, Estimate, Leg};
 use tokio::time::{Duration, Instant};
 
-use super::Drive;
-use crate::{openai::request::Request, telemetry::metrics::Metrics};
+use crate::{openai::request::Request, orchestrate::Drive, telemetry::metrics::Metrics};
 
 /// Shortest time after which the engine of a pair must have the first token of an answer.
 const MIN_CONSUMED: Duration = Duration::from_secs(1);
@@ -15,7 +14,7 @@ const CONSUMED_AFTER: u32 = 4;
 
 /// The estimate of the answer that is awaited.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct WholeEstimate {
+pub(crate) struct WholeEstimate {
     estimate: Estimate,
     computes_prompt: bool,
     /// Time at which the worker began; `None` while it waits for the prefill worker.
@@ -29,7 +28,7 @@ pub(super) struct WholeEstimate {
 impl WholeEstimate {
     /// Estimates the answer to `request`, which a worker begins at `from`, with at most `most` output tokens
     /// of each sequence.
-    pub(super) fn new(
+    pub(crate) fn new(
         booking: &Booking,
         request: &Request,
         leg: Leg,
@@ -47,7 +46,7 @@ impl WholeEstimate {
     }
 
     /// The worker begins at `from`.
-    pub(super) fn begins(&mut self, from: Instant) {
+    pub(crate) fn begins(&mut self, from: Instant) {
         if self.from.is_none() {
             self.from = Some(from);
             self.due = self.estimate.next(Duration::ZERO).map(|next| from + next);
@@ -55,12 +54,12 @@ impl WholeEstimate {
     }
 
     /// Returns when the booking has to be brought up to date.
-    pub(super) fn due(&self) -> Option<Instant> {
+    pub(crate) fn due(&self) -> Option<Instant> {
         self.due
     }
 
     /// Brings the booking up to date.
-    pub(super) fn advance(&mut self, booking: &mut Booking) {
+    pub(crate) fn advance(&mut self, booking: &mut Booking) {
         let Some(from) = self.from else { return };
         let elapsed = from.elapsed();
         booking.advance(&self.estimate, elapsed);
@@ -93,7 +92,7 @@ impl WholeEstimate {
     }
 
     /// The answer arrived, with this many tokens if its engine reported them.
-    pub(super) fn ended(&self, booking: &Booking, tokens: Option<u32>, metrics: &Metrics) {
+    pub(crate) fn ended(&self, booking: &Booking, tokens: Option<u32>, metrics: &Metrics) {
         if let (Some(from), Some(tokens)) = (self.from, tokens) {
             let error = booking.answered(&self.estimate, from.elapsed(), self.computes_prompt, tokens);
             metrics.whole_estimate_errors.observe(error);
@@ -103,7 +102,7 @@ impl WholeEstimate {
 
 /// Returns the most output tokens that a sequence may have: up to the end of the model's `context`, if it is
 /// known.
-pub(super) fn most_output(request: &Request, routing: &RoutingRequest, context: Option<u32>) -> u32 {
+pub(crate) fn most_output(request: &Request, routing: &RoutingRequest, context: Option<u32>) -> u32 {
     // Of a batch, each prompt has a context of its own.
     let is_known = !routing.prompt_tokens_estimated && request.prompts <= 1;
     let prompt = if is_known { routing.prompt_tokens } else { 0 };
@@ -113,12 +112,12 @@ pub(super) fn most_output(request: &Request, routing: &RoutingRequest, context: 
 
 impl Drive {
     /// Returns when the booking of an answer that is not streamed has to be brought up to date.
-    pub(super) fn estimate_due(&self) -> Option<Instant> {
+    pub(crate) fn estimate_due(&self) -> Option<Instant> {
         self.estimate.as_ref().filter(|_| self.runs.answering.booking.is_booked())?.due()
     }
 
     /// Brings the booking up to the estimated progress.
-    pub(super) fn advance_estimate(&mut self) {
+    pub(crate) fn advance_estimate(&mut self) {
         if let (Some(estimate), Some(booking)) = (&mut self.estimate, self.runs.answering.booking.own()) {
             estimate.advance(booking);
         }
@@ -126,41 +125,41 @@ impl Drive {
 
     /// Returns when the handoff of a whole answer that no client waits for counts as consumed: no event tells
     /// (E1.6).
-    pub(super) fn consumed_at(&self) -> Option<Instant> {
+    pub(crate) fn consumed_at(&self) -> Option<Instant> {
         let prefill = self.candidate(Leg::Prefill).filter(|_| self.legs.generates_for_handoff())?;
         self.estimate.as_ref()?.consumed_at(prefill.worker.spec().handoff_lease())
     }
 
     /// Returns whether the handoff of a whole answer that no client waits for is consumed now: decode does
     /// not wait in its engine, or the lease of the handoff is over.
-    pub(super) fn is_consumed(&mut self) -> bool {
+    pub(crate) fn is_consumed(&mut self) -> bool {
         let load = self.candidate(self.answering()).and_then(|decode| decode.load().view().engine_load());
         let may_wait = self.estimate.as_mut().is_some_and(|estimate| estimate.may_wait(load));
         !may_wait || self.consumed_at().is_some_and(|due| due <= Instant::now())
     }
 
     /// The prefill worker is done, so that the other one begins.
-    pub(super) fn estimate_begins(&mut self) {
+    pub(crate) fn estimate_begins(&mut self) {
         if let Some(estimate) = &mut self.estimate {
             estimate.begins(Instant::now());
         }
     }
 
     /// Charges the tenant for legs that still run, if the event gives their request up (L1.5).
-    pub(super) fn charge_if_given_up(&mut self, event: Event) {
+    pub(crate) fn charge_if_given_up(&mut self, event: Event) {
         if matches!(event, Event::ClientGone | Event::Deadline) {
             self.charge_given_up();
         }
     }
 
     /// Charges the tenant for legs that still run when their request is given up (L1.5).
-    pub(super) fn charge_given_up(&mut self) {
+    pub(crate) fn charge_given_up(&mut self) {
         let output = self.estimate.as_ref().map_or(0, WholeEstimate::tokens);
         self.account.given_up(output);
     }
 
     /// Corrects the booking by the answer.
-    pub(super) fn estimate_ends(&mut self, tokens: Option<u32>) {
+    pub(crate) fn estimate_ends(&mut self, tokens: Option<u32>) {
         if let (Some(estimate), Some(booking)) = (self.estimate.take(), self.runs.answering.booking.own()) {
             estimate.ended(booking, tokens, &self.state.metrics);
             tokens.map(|tokens| booking.output_tokens(tokens));
