@@ -23,6 +23,7 @@ mod error_body;
 mod pause;
 mod pool;
 mod retry_advice;
+mod room;
 mod stream;
 #[cfg(test)]
 mod tests;
@@ -31,7 +32,7 @@ mod via;
 
 pub(crate) use back_pressure::whole_seconds;
 use body::ObservedCall;
-pub(crate) use body::{Body, ROOM_INTERVAL, ROOM_TIMEOUT, collect, hold_events, read_within};
+pub(crate) use body::{Body, collect, read_within, wait_for_room};
 pub(crate) use call_context::CallContext;
 pub(crate) use call_error::CallError;
 #[cfg(feature = "ext-proc")]
@@ -41,6 +42,7 @@ use destination::Parts;
 pub(crate) use pause::{EVENT_IDLE_MAX, HeadWait, PauseLimits, REQUEST, Silence};
 pub(crate) use pool::{ConnectionPool, METADATA};
 pub(crate) use retry_advice::{RetryAdvice, SHOULD_RETRY};
+pub(crate) use room::RoomWait;
 use stream::EngineStream;
 pub(crate) use upgrade::UpgradedCall;
 use via::USER_AGENT;

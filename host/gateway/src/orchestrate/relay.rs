@@ -17,6 +17,7 @@ use pointsman_workers::Leg;
 use tokio::time::{Instant, Sleep};
 
 use crate::{
+    budget::Share,
     openai::endpoint::Format,
     openai::error::ApiError,
     openai::sequence::LastNumber,
@@ -24,7 +25,7 @@ use crate::{
     openai::stream_headers::set_stream_headers,
     openai::token_ids::Lists,
     orchestrate::{Drive, answer::first_event::not_an_event, client::connection::ClientConnection},
-    upstream::{self, CallError},
+    upstream::{self, CallError, RoomWait},
 };
 
 mod answer;
@@ -40,7 +41,6 @@ mod moves;
 mod pauses;
 mod prefill_answer;
 mod resume;
-mod room;
 mod seam;
 
 /// Events that arrived together are sent as one chunk of at most this size, bytes.
@@ -60,7 +60,6 @@ pub(crate) use end::{end_last_event, ended_early};
 pub(crate) use limits::{COMMENT, END_GRACE};
 pub(crate) use prefill_answer::prefill_answer;
 use resume::Resumption;
-use room::EventRoom;
 
 /// A stream on its way.
 struct Relay {
@@ -73,7 +72,8 @@ struct Relay {
     incoming: Option<upstream::Body>,
     splitter: Splitter,
     /// Room of large events among the bodies in flight.
-    room: EventRoom,
+    room: Share,
+    room_wait: RoomWait,
     /// When the engine's bytes were last read.
     read_at: Instant,
     /// When an event with data last arrived, or the wait for the first one began.
@@ -130,7 +130,8 @@ impl Relay {
             format: drive.request.endpoint.format(),
             bytes: ByteStream::of(&drive, has_events),
             resumption: Resumption::of(&drive),
-            room: EventRoom::of(drive.body_share()),
+            room: drive.body_share(),
+            room_wait: RoomWait::default(),
             drive,
             client: None,
             incoming: Some(incoming),

@@ -1,17 +1,17 @@
 //! The body of an engine's answer, and the call that its bytes are signs of life of.
 
 use std::{
+    future::poll_fn,
     task::{Context, Poll},
-    time::Duration,
 };
 
 use bytes::Bytes;
 use futures_util::FutureExt as _;
 use http1_client::{Observer, WireError};
 use pointsman_workers::{InFlight, Worker};
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 
-use super::{CallError, PauseLimits, stream::EngineStream};
+use super::{CallError, PauseLimits, room::RoomWait, stream::EngineStream};
 use crate::budget::{Share, UNCOUNTED};
 
 /// The body of an answer. At its end the connection goes back to the pool. Dropping it earlier closes the
@@ -35,10 +35,6 @@ impl Observer for ObservedCall {
         self.0.note_sign_of_life();
     }
 }
-
-/// Longest wait for room among the bodies in flight, and how often it is looked for.
-pub(crate) const ROOM_TIMEOUT: Duration = Duration::from_secs(5);
-pub(crate) const ROOM_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Reads a whole body. `held` counts its bytes. `limits` bounds each pause of the engine.
 ///
@@ -100,32 +96,23 @@ pub(crate) async fn read_within(
     }
 }
 
-/// Counts the bytes that a stream buffers for an event. While there is no room, nothing is read.
+/// Waits until `take` finds room for bytes of an answer. Meanwhile, nothing is read from the engine.
 ///
 /// # Errors
 /// [`CallError::NoRoom`].
-pub(crate) async fn hold_events(body: &mut Body, bytes: usize, held: &mut Share) -> Result<(), CallError> {
-    wait_for_room(body, held, |held| held.hold_events(bytes)).await
-}
-
-/// Waits until `take` finds room for bytes of an answer. Meanwhile, nothing is read from the engine.
-async fn wait_for_room(
+pub(crate) async fn wait_for_room(
     body: &mut Body,
     held: &mut Share,
     take: impl Fn(&mut Share) -> bool,
 ) -> Result<(), CallError> {
-    if take(held) {
-        return Ok(());
-    }
-    body.rest();
-    let end = Instant::now() + ROOM_TIMEOUT;
-    while Instant::now() < end {
-        sleep(ROOM_INTERVAL).await;
-        if take(held) {
-            return Ok(());
+    let mut wait = RoomWait::default();
+    while !take(held) {
+        body.rest();
+        if !poll_fn(|cx| wait.poll_next(cx)).await {
+            return Err(CallError::NoRoom(held.limit()));
         }
     }
-    Err(CallError::NoRoom(held.limit()))
+    Ok(())
 }
 
 impl Body {

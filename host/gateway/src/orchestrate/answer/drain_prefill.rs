@@ -104,7 +104,8 @@ async fn drain_events(
             }
         }
         splitter.discard(whole);
-        upstream::hold_events(&mut body, splitter.room().capacity(), held).await?;
+        let buffered = splitter.room().capacity();
+        upstream::wait_for_room(&mut body, held, |held| held.hold_events(buffered)).await?;
     }
     // The last blank line, or the end mark, may be missing.
     if finished || sse::is_done(splitter.first(splitter.rest())) {

@@ -1,5 +1,7 @@
 //! How long a relay waits for its engine: for the first event, between events, and for the end of a body
-//! after `[DONE]`.
+//! after `[DONE]`; and for room for what it buffers.
+
+use std::task::{Context, Poll, ready};
 
 use pointsman_orchestration::Event;
 use pointsman_workers::Worker;
@@ -134,6 +136,23 @@ impl Relay {
         if !more.iter().all(u8::is_ascii_whitespace) {
             self.end();
         }
+    }
+
+    /// Takes room for what the relay buffers before it reads more: an event that has not ended, and events
+    /// that are held back [I6.22]. Events that the client has not taken keep theirs, since nothing is read
+    /// then. Without room, the stream fails after a while. After its last event, what comes is not kept, and
+    /// needs no room.
+    pub(super) fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let bytes = self.splitter.room().capacity() + self.held.as_ref().map_or(0, Vec::len);
+        while !self.room.hold_events(bytes) && !self.closed {
+            self.not_read();
+            if !ready!(self.room_wait.poll_next(cx)) {
+                self.fail(CallError::NoRoom(self.room.limit()));
+                break;
+            }
+        }
+        self.room_wait.end();
+        Poll::Ready(())
     }
 
     /// The wait for the first event begins when prefill ended.

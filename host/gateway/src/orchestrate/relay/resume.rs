@@ -208,7 +208,7 @@ impl Relay {
         let now = Instant::now();
         self.incoming = Some(head.into_body());
         self.splitter = Splitter::default();
-        self.room.waits_no_more();
+        self.room_wait.end();
         (self.read_at, self.event_at) = (now, now);
         (self.begun, self.waiting, self.has_output) = (false, 0, false);
         self.resumption.is_pending = false;

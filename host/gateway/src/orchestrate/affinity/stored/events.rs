@@ -1,8 +1,10 @@
 //! The events of a stored response: passed on whole, with comments while the engine is silent, and with an
 //! error event when the last event of the response is missing (I12.9).
 
+use std::future::poll_fn;
+
 use bytes::Bytes;
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, timeout_at};
 
 use crate::{
     budget::Share,
@@ -21,7 +23,7 @@ use crate::{
     },
     state::{drain_end::DrainEnd, settings::LegTimeouts},
     telemetry::account::Account,
-    upstream::{Body, CallError, ROOM_INTERVAL, ROOM_TIMEOUT},
+    upstream::{Body, CallError, RoomWait},
 };
 
 /// A stream of events to a client.
@@ -30,8 +32,7 @@ pub(crate) struct StoredEvents {
     splitter: Splitter,
     /// Share of a large event in the bytes of bodies in flight.
     held: Share,
-    /// When a wait for room ends.
-    room_end: Option<Instant>,
+    room_wait: RoomWait,
     timeouts: LegTimeouts,
     deadline: Instant,
     drain_end: DrainEnd,
@@ -64,7 +65,7 @@ impl StoredEvents {
             body,
             splitter: Splitter::default(),
             held,
-            room_end: None,
+            room_wait: RoomWait::default(),
             timeouts,
             deadline,
             drain_end,
@@ -97,7 +98,7 @@ impl StoredEvents {
                 self.wait_for_room().await;
                 continue;
             }
-            if self.room_end.take().is_some() {
+            if self.room_wait.end() {
                 // The engine was not silent: nothing was read.
                 self.event_at = Instant::now();
             }
@@ -123,15 +124,14 @@ impl StoredEvents {
             return;
         }
         self.body.rest();
-        let end = *self.room_end.get_or_insert_with(|| Instant::now() + ROOM_TIMEOUT);
-        tokio::select! {
-            () = sleep(ROOM_INTERVAL) => {}
+        let may_wait = tokio::select! {
+            may_wait = poll_fn(|cx| self.room_wait.poll_next(cx)) => may_wait,
             () = self.drain_end.seen() => return self.fail(&ApiError::Draining),
-        }
+        };
         let now = Instant::now();
         if now >= self.deadline {
             self.fail(&ApiError::Deadline);
-        } else if now >= end {
+        } else if !may_wait {
             self.fail(&CallError::NoRoom(self.held.limit()).into());
         } else {
             self.comment_if_due(now);
