@@ -1356,12 +1356,9 @@ fn run_legs(
     assert!(legs.on(E::ClientGone).is_empty() && legs.on(E::Ended).is_empty());
 }
 
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(4_000))]
-
-    #[test]
-    fn invariants_7_and_8_and_e1_to_e5_hold_in_every_interleaving(
-        remote in any::<bool>(),
+prop_compose! {
+    /// Every policy for retries, and every kind of prefill engine.
+    fn policies_and_traits()(
         decode_first in any::<bool>(),
         handoff in prop_oneof![
             Just(HandoffKind::Completed),
@@ -1373,13 +1370,25 @@ proptest! {
         abortable in any::<bool>(),
         retries in 0_u32..4,
         continuations in 0_u32..3,
-        choices in proptest::collection::vec(any::<u8>(), 0..60),
-    ) {
-        let shape = if remote { Shape::Remote } else { Shape::Aggregated };
+    ) -> (RetryPolicy, PrefillTraits) {
         let order = if decode_first { LegOrder::DecodeFirst } else { LegOrder::PrefillFirst };
         let abortable = abortable && handoff == HandoffKind::Bootstrap;
         let retry_policy = RetryPolicy { order, retries, local_fallback, continuations };
-        run(shape, retry_policy, PrefillTraits { handoff, cancellable, abortable }, &choices);
+        (retry_policy, PrefillTraits { handoff, cancellable, abortable })
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(4_000))]
+
+    #[test]
+    fn invariants_7_and_8_and_e1_to_e5_hold_in_every_interleaving(
+        remote in any::<bool>(),
+        (retry_policy, traits) in policies_and_traits(),
+        choices in proptest::collection::vec(any::<u8>(), 0..60),
+    ) {
+        let shape = if remote { Shape::Remote } else { Shape::Aggregated };
+        run(shape, retry_policy, traits, &choices);
     }
 
     #[test]

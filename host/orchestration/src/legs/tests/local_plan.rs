@@ -124,25 +124,11 @@ proptest! {
     #[test]
     fn d4_a_local_plan_keeps_the_invariants_in_every_interleaving(
         has_pair in any::<bool>(),
-        decode_first in any::<bool>(),
-        handoff in prop_oneof![
-            Just(HandoffKind::Completed),
-            Just(HandoffKind::Bootstrap),
-            Just(HandoffKind::Addressed),
-        ],
-        local_fallback in any::<bool>(),
-        cancellable in any::<bool>(),
-        abortable in any::<bool>(),
-        retries in 0_u32..4,
-        continuations in 0_u32..3,
+        (policy, traits) in policies_and_traits(),
         choices in proptest::collection::vec(any::<u8>(), 0..60),
     ) {
-        let order = if decode_first { LegOrder::DecodeFirst } else { LegOrder::PrefillFirst };
-        let abortable = abortable && handoff == HandoffKind::Bootstrap;
-        let policy = RetryPolicy { order, retries, local_fallback, continuations };
         let (mut legs, actions) = Legs::of_local_plan(policy);
         legs.note_pair(has_pair);
-        let traits = PrefillTraits { handoff, cancellable, abortable };
         run_legs((legs, actions), Shape::Aggregated, policy, traits, &choices);
     }
 }
