@@ -8,7 +8,6 @@ use pointsman_tests::{
     raw::{connect_small, until_closed},
     raw_engine::{chunk, json, stream_head},
 };
-use pointsman_workers::WorkerSpec;
 use tokio::{
     io::AsyncWriteExt as _,
     time::{Instant, sleep, timeout},
@@ -34,11 +33,17 @@ async fn bench(pause: Duration) -> (TestCluster, RawEngine) {
         vec![Act::Send(answer)]
     })
     .await;
+    (before(&engine, LIMIT).await, engine)
+}
+
+/// A gateway in front of an engine, with a limit for all bodies.
+async fn before(engine: &RawEngine, limit: usize) -> TestCluster {
     let cluster = TestClusterBuilder::new().config(|config| {
         config.workers.push(engine.worker("id=1,role=aggregated,engine=openai"));
-        (config.limits.body_bytes_in_flight, config.server.max_body_bytes) = (LIMIT, 1_000_000);
+        (config.limits.body_bytes_in_flight, config.server.max_body_bytes) = (limit, 1_000_000);
+        config.timeouts.client_write = Duration::from_secs(3);
     });
-    (cluster.start().await, engine)
+    cluster.start().await
 }
 
 async fn ask(cluster: &TestCluster, input: &str) -> Reply {
@@ -48,6 +53,19 @@ async fn ask(cluster: &TestCluster, input: &str) -> Reply {
 
 fn used(cluster: &TestCluster) -> usize {
     cluster.gateway.state().body_bytes.used()
+}
+
+async fn nothing_is_held(cluster: &TestCluster) {
+    cluster.at_rest().await.unwrap();
+    cluster.until("nothing is held", |cluster| used(cluster) == 0).await.unwrap();
+}
+
+/// The second of two requests had no room.
+async fn is_not_charged(cluster: &TestCluster, engine: &RawEngine) {
+    let posts = engine.requests().iter().filter(|request| request.line.starts_with("POST")).count();
+    assert_eq!(posts, 2, "it is not tried again");
+    assert!(cluster.gateway.state().registry.snapshot().workers()[0].ineligible().is_none());
+    nothing_is_held(cluster).await;
 }
 
 #[tokio::test]
@@ -78,8 +96,7 @@ async fn i6_a_whole_answer_waits_for_room_among_the_bodies_in_flight() {
     assert_eq!((first.status.as_u16(), second.status.as_u16()), (200, 200));
     assert!(two > one && second.body.len() > ANSWER, "the second waited");
     assert!(most > ANSWER && most <= LIMIT, "{most}");
-    cluster.at_rest().await.unwrap();
-    cluster.until("nothing is held", |cluster| used(cluster) == 0).await.unwrap();
+    nothing_is_held(&cluster).await;
 }
 
 #[tokio::test]
@@ -97,11 +114,7 @@ async fn i6_a_whole_answer_without_room_is_refused_and_is_no_failure_of_its_work
     // I6.15
     assert_eq!((reply.status.as_u16(), reply.code().as_str()), (503, "body_bytes_in_flight"), "{reply:?}");
     assert!(reply.headers.contains_key("retry-after"));
-    let posts = engine.requests().iter().filter(|request| request.line.starts_with("POST")).count();
-    assert_eq!(posts, 2, "it is not tried again");
-    assert!(cluster.gateway.state().registry.snapshot().workers()[0].ineligible().is_none());
-    cluster.at_rest().await.unwrap();
-    cluster.until("nothing is held", |cluster| used(cluster) == 0).await.unwrap();
+    is_not_charged(&cluster, &engine).await;
 }
 
 #[tokio::test]
@@ -138,13 +151,7 @@ async fn streams(pause: Duration) -> (TestCluster, RawEngine) {
         vec![Act::Send(begin), Act::Pause(if is_slow { pause } else { Duration::ZERO }), Act::Send(rest)]
     })
     .await;
-    let flag = format!("id=1,role=aggregated,engine=openai,url=http://{}", engine.address);
-    let cluster = TestClusterBuilder::new().config(|config| {
-        config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
-        (config.limits.body_bytes_in_flight, config.server.max_body_bytes) = (STREAM_LIMIT, 1_000_000);
-        config.timeouts.client_write = Duration::from_secs(3);
-    });
-    (cluster.start().await, engine)
+    (before(&engine, STREAM_LIMIT).await, engine)
 }
 
 #[tokio::test]
@@ -170,8 +177,7 @@ async fn i6_a_large_event_of_a_stream_waits_for_room_among_the_bodies_in_flight(
             &text[..200]
         );
     }
-    cluster.at_rest().await.unwrap();
-    cluster.until("nothing is held", |cluster| used(cluster) == 0).await.unwrap();
+    nothing_is_held(&cluster).await;
 }
 
 #[tokio::test]
@@ -193,11 +199,7 @@ async fn i6_a_stream_without_room_for_its_event_ends_with_an_error_and_its_worke
         reply.status == 200 && text.starts_with(FIRST) && text.contains("body_bytes_in_flight"),
         "{text}"
     );
-    let posts = engine.requests().iter().filter(|request| request.line.starts_with("POST")).count();
-    assert_eq!(posts, 2, "it is not tried again");
-    assert!(cluster.gateway.state().registry.snapshot().workers()[0].ineligible().is_none());
-    cluster.at_rest().await.unwrap();
-    cluster.until("nothing is held", |cluster| used(cluster) == 0).await.unwrap();
+    is_not_charged(&cluster, &engine).await;
 }
 
 #[tokio::test]
