@@ -60,13 +60,6 @@ enum Command {
     Nightly(nightly::Args),
     /// Compare the gateway with other routers, or count its instructions.
     Bench(bench::Args),
-    /// Build what a release consists of: runs deploy/package.sh.
-    #[command(disable_help_flag = true)]
-    Package {
-        /// Options of deploy/package.sh.
-        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-        options: Vec<String>,
-    },
     /// Build every policy into target/policies.
     Policies(policies::Args),
     /// List every clause of docs/behaviour.md with the assertions that prove it.
@@ -125,10 +118,6 @@ async fn run(command: Command) -> anyhow::Result<()> {
         Command::Book(args) => book::run(&args),
         Command::Nightly(args) => nightly::run(&args),
         Command::Bench(args) => bench::run(&args).await,
-        Command::Package { options } => {
-            let script = std::process::Command::new(sh::root().join("deploy/package.sh"));
-            sh::run(sh::without_cargo_variables(script).args(options))
-        }
         Command::Policies(args) => policies::run(&args),
         Command::Spec(args) => spec::run(&args),
         Command::Drill(args) => drill::run(&args).await,

@@ -4,13 +4,7 @@
 //! The load of the machine does not change a count, so a change of 2 % is visible, while CPU time differs by
 //! a fifth from hour to hour. What the kernel does, and misses of caches, are not in a count.
 
-use std::{
-    collections::BTreeMap,
-    fmt::Write as _,
-    path::{Path, PathBuf},
-    process::Command,
-    time::Duration,
-};
+use std::{collections::BTreeMap, fmt::Write as _, path::Path, process::Command, time::Duration};
 
 use anyhow::{Context as _, ensure};
 use tokio::time::{Instant, sleep};
@@ -29,6 +23,8 @@ use callgrind::Callgrind;
 
 /// File with the expected counts.
 const FILE: &str = "tests/instructions.toml";
+/// Directory for the profiles of callgrind, one for each name: for `callgrind_annotate`.
+const PROFILES: &str = "target/bench/instructions";
 /// Part by which a count may differ from the expected one.
 const TOLERANCE: f64 = 0.02;
 /// The same for events. Timing decides how many of them the gateway reads and joins at once.
@@ -58,9 +54,6 @@ pub(crate) struct Args {
     /// Write the counts to the file of expected counts instead of comparing.
     #[arg(long)]
     update: bool,
-    /// Directory for the profiles of callgrind, one for each name: for `callgrind_annotate`.
-    #[arg(long, default_value = "target/bench/instructions")]
-    profiles: PathBuf,
 }
 
 /// One count.
@@ -95,7 +88,7 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
         ensure!(names.contains(&name.as_str()), "no count is called `{name}`: expected {}", names.join(", "));
     }
     let bin = fleet::build("release")?.canonicalize()?;
-    let profiles = sh::root().join(&args.profiles);
+    let profiles = sh::root().join(PROFILES);
     let mut counts = BTreeMap::new();
     let wanted = |one: &&Count| args.only.is_empty() || args.only.iter().any(|name| name == one.name);
     for count in COUNTS.iter().filter(wanted) {
