@@ -85,8 +85,8 @@ pub(crate) struct Activity {
     created: Instant,
     /// Whether handoffs were late since one finished.
     handoffs_late: AtomicBool,
-    /// Times the worker was put aside.
-    times_put_aside: AtomicU64,
+    /// Times the worker was ejected.
+    ejections: AtomicU64,
     track: Mutex<Track>,
 }
 
@@ -128,7 +128,7 @@ impl Activity {
             passed_ms: AtomicU64::new(0),
             created: now,
             handoffs_late: AtomicBool::new(false),
-            times_put_aside: AtomicU64::new(0),
+            ejections: AtomicU64::new(0),
             track: Mutex::new(Track::new(now)),
         }
     }
@@ -189,9 +189,9 @@ impl Activity {
         healthy.max(self.alive_at())
     }
 
-    /// Returns how often the worker was put aside.
-    pub(crate) fn times_put_aside(&self) -> u64 {
-        self.times_put_aside.load(Ordering::Relaxed)
+    /// Returns how often the worker was ejected.
+    pub(crate) fn ejections(&self) -> u64 {
+        self.ejections.load(Ordering::Relaxed)
     }
 
     /// Returns why the worker is stuck, and when that began.
@@ -293,9 +293,9 @@ impl Activity {
         false
     }
 
-    /// Looks at what happened since the last look. `wedge_after`: silence that makes a worker stuck; 0: none
+    /// Looks at what happened since the last look. `stuck_after`: silence that makes a worker stuck; 0: none
     /// does.
-    pub(crate) fn look(&self, now: Instant, wedge_after: Duration) -> Found {
+    pub(crate) fn look(&self, now: Instant, stuck_after: Duration) -> Found {
         let heard = self.heard.load(Ordering::Relaxed) && self.heard.swap(false, Ordering::Relaxed);
         let mut track = self.track.lock();
         let before = std::mem::replace(&mut track.looked_at, now);
@@ -308,28 +308,28 @@ impl Activity {
         } else if self.waiting.load(Ordering::Relaxed) > 0 {
             track.silent += now.saturating_duration_since(before);
         }
-        if wedge_after.is_zero() {
+        if stuck_after.is_zero() {
             track.stuck = None;
             return Found { changed: was_stuck, ..Found::default() };
         }
         if track.stuck.is_none()
-            && let Some(by) = track.judge(wedge_after)
+            && let Some(by) = track.judge(stuck_after)
         {
             track.stuck = Some(Stuck { by, since: now });
             track.probe = ProbeTurn { pause: MIN_PROBE_PAUSE, due: now, ..track.probe };
         }
         let (is_stuck, tells) = (track.stuck.is_some(), track.reports_progress());
-        let suspicious = tells && track.silent >= wedge_after / 2;
-        let read = suspicious && track.silent >= wedge_after && track.confirmed < wedge_after;
+        let suspicious = tells && track.silent >= stuck_after / 2;
+        let read = suspicious && track.silent >= stuck_after && track.confirmed < stuck_after;
         let probe = (is_stuck || suspicious) && !track.probe.runs && now >= track.probe.due;
         track.probe.runs |= probe;
         let changed = is_stuck != was_stuck;
         Found { stuck: track.stuck, changed, probe, read }
     }
 
-    /// Counts that the worker was put aside.
+    /// Counts that the worker was ejected.
     pub(crate) fn count(&self) {
-        self.times_put_aside.fetch_add(1, Ordering::Relaxed);
+        self.ejections.fetch_add(1, Ordering::Relaxed);
     }
 
     fn alive(&self, at: Instant) {
@@ -362,12 +362,12 @@ impl Track {
         self.signs.is_some_and(|signs| signs.progress.is_known())
     }
 
-    fn judge(&self, wedge_after: Duration) -> Option<StuckBy> {
+    fn judge(&self, stuck_after: Duration) -> Option<StuckBy> {
         if self.handoffs.len() >= MAX_DEADLINES {
             return Some(StuckBy::Handoffs);
         }
         if self.reports_progress() {
-            return (self.confirmed >= wedge_after).then_some(StuckBy::Silence);
+            return (self.confirmed >= stuck_after).then_some(StuckBy::Silence);
         }
         (self.deadlines.len() >= MAX_DEADLINES).then_some(StuckBy::Deadlines)
     }

@@ -84,7 +84,7 @@ pub struct ProbeConfig {
     /// `load_interval` grow.
     pub max_per_second: u32,
     /// Silence that makes a worker stuck while requests wait for it; 0: none does.
-    pub wedge_after: Duration,
+    pub stuck_after: Duration,
     /// Time between two looks at the activity of the workers.
     pub look_interval: Duration,
 }

@@ -212,7 +212,7 @@ async fn e6_a_prefill_worker_whose_handoffs_no_decode_worker_can_load_costs_no_r
 }
 
 #[tokio::test]
-async fn e6_a_pair_that_cannot_transfer_does_not_put_its_prefill_worker_aside() {
+async fn e6_a_pair_that_cannot_transfer_does_not_eject_its_prefill_worker() {
     for handoff in [Handoff::Nixl, Handoff::Mooncake, Handoff::Sglang] {
         let breaks = |prefill, decode, _: &str| (prefill, decode) == (1, 11);
         let fleet = fleet_with(handoff, (2, 2), Failure::Status, breaks, |_| {}).await;

@@ -354,7 +354,7 @@ async fn i4_prompts_that_break_every_engine_leave_no_worker_failing_that_serves_
             // I4.3
             assert!(snapshot.workers().iter().all(|worker| !worker.is_failing()), "{round} {turn}");
         }
-        // More than half of all, so that the rate puts no worker aside.
+        // More than half of all, so that the rate ejects no worker.
         for (worker, turn) in
             snapshot.workers().iter().flat_map(|worker| (0..11).map(move |turn| (worker, turn)))
         {

@@ -144,7 +144,7 @@ async fn i17_a_decode_worker_of_a_bootstrap_pair_that_refuses_everything_is_left
 }
 
 #[tokio::test]
-async fn i17_wrong_requests_put_no_decode_worker_aside() {
+async fn i17_wrong_requests_eject_no_decode_worker() {
     let fleet = Fleet::start(KINDS[0], ("400 Bad Request", NO_TEMPLATE), true).await;
     for round in 0..12 {
         let reply = ask(&fleet.cluster, &[], &format!("wrong {round}")).await;

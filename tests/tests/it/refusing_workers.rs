@@ -95,7 +95,7 @@ async fn i17_a_worker_that_refuses_what_another_takes_is_left_out_until_it_answe
 }
 
 #[tokio::test]
-async fn i17_wrong_requests_put_no_worker_aside_and_are_rarely_tried_twice() {
+async fn i17_wrong_requests_eject_no_worker_and_are_rarely_tried_twice() {
     let never = Arc::default();
     let engines = [engine(&never, "400 Bad Request").await, engine(&never, "400 Bad Request").await];
     let cluster = cluster(&[&engines[0], &engines[1]]).await;

@@ -99,7 +99,7 @@ async fn two_in_turn(
     let engines = [vllm(&good, answer).await, vllm(behaviour, answer).await];
     let builder = TestClusterBuilder::new().config(|config| {
         config.policies.slots = toml::from_str("[aggregated]\nnative = \"round-robin\"").unwrap();
-        config.probe.wedge_after = 500 * MS;
+        config.probe.stuck_after = 500 * MS;
         config.probe.load_interval = 50 * MS;
         add(config, 1, &engines[0]);
         add(config, 2, &engines[1]);
@@ -109,7 +109,7 @@ async fn two_in_turn(
 }
 
 #[tokio::test]
-async fn b7_a_worker_that_hangs_while_its_health_is_good_is_put_aside_and_comes_back() {
+async fn b7_a_worker_that_hangs_while_its_health_is_good_is_ejected_and_comes_back() {
     let behaviour = Arc::new(Behaviour::default());
     let (cluster, engines) = two_in_turn(&behaviour, |_| {}).await;
     for turn in 0..4 {
@@ -124,7 +124,7 @@ async fn b7_a_worker_that_hangs_while_its_health_is_good_is_put_aside_and_comes_
         };
         tokio::join!(ask(0), ask(1), ask(2), ask(3))
     });
-    cluster.until("it is put aside", |cluster| cluster.worker(2).is_put_aside()).await.unwrap();
+    cluster.until("it is ejected", |cluster| cluster.worker(2).is_ejected()).await.unwrap();
     let stuck = cluster.worker(2);
     assert_eq!(stuck.ineligible(), Some(Ineligible::Stuck));
     // B7.6
@@ -142,8 +142,8 @@ async fn b7_a_worker_that_hangs_while_its_health_is_good_is_put_aside_and_comes_
         "{shown}"
     );
     assert_eq!(cluster.metric("pointsman_worker_stuck{worker=\"2\"").await.unwrap(), [1.0]);
-    assert_eq!(cluster.metric("pointsman_worker_times_put_aside_total{worker=\"2\"").await.unwrap(), [1.0]);
-    assert_eq!(cluster.metric("pointsman_worker_times_put_aside_total{worker=\"1\"").await.unwrap(), [0.0]);
+    assert_eq!(cluster.metric("pointsman_worker_ejections_total{worker=\"2\"").await.unwrap(), [1.0]);
+    assert_eq!(cluster.metric("pointsman_worker_ejections_total{worker=\"1\"").await.unwrap(), [0.0]);
     // B7.4: of the gateway's own requests each asks for one token, and none is a client's.
     cluster.until("it is probed", |_| asked("Hello") >= 1).await.unwrap();
     behaviour.hangs.store(false, Ordering::Relaxed);
@@ -158,11 +158,11 @@ async fn b7_a_worker_that_hangs_while_its_health_is_good_is_put_aside_and_comes_
 }
 
 #[tokio::test]
-async fn b7_the_only_worker_of_a_pool_is_not_put_aside() {
+async fn b7_the_only_worker_of_a_pool_is_not_ejected() {
     let behaviour = Arc::new(Behaviour::default());
     let engine = vllm(&behaviour, answer).await;
     let builder = TestClusterBuilder::new().config(|config| {
-        config.probe.wedge_after = 200 * MS;
+        config.probe.stuck_after = 200 * MS;
         config.probe.load_interval = 50 * MS;
         config.timeouts.whole_head = Duration::from_secs(2);
         add(config, 1, &engine);
@@ -173,12 +173,12 @@ async fn b7_the_only_worker_of_a_pool_is_not_put_aside() {
         cluster.until("it is stuck", |cluster| cluster.worker(1).stuck().is_some()).await.unwrap();
         behaviour.hangs.store(false, Ordering::Relaxed);
         // B7.5
-        assert!(!cluster.worker(1).is_put_aside());
+        assert!(!cluster.worker(1).is_ejected());
         assert_eq!(ask(&cluster, 1).await, 200);
     });
     assert_eq!(hung, 504);
     cluster.until("it answers", |cluster| cluster.worker(1).stuck().is_none()).await.unwrap();
-    assert_eq!(cluster.worker(1).times_put_aside(), 0);
+    assert_eq!(cluster.worker(1).ejections(), 0);
     cluster.at_rest().await.unwrap();
 }
 
@@ -199,7 +199,7 @@ async fn b7_an_engine_without_figures_is_stuck_after_three_deadlines_in_a_row() 
     }
     // B7.3
     assert_eq!((failed, cluster.worker(2).stuck().map(|stuck| stuck.by)), (3, Some(StuckBy::Deadlines)));
-    cluster.until("it is put aside", |cluster| cluster.worker(2).is_put_aside()).await.unwrap();
+    cluster.until("it is ejected", |cluster| cluster.worker(2).is_ejected()).await.unwrap();
     let before = engines[1].requests().iter().filter(|request| request.body.contains("turn")).count();
     for turn in 0..16 {
         assert_eq!(ask(&cluster, turn).await, 200);
@@ -239,7 +239,7 @@ async fn b7_a_prefill_worker_is_stuck_when_the_deadlines_of_three_requests_pass(
 }
 
 #[tokio::test]
-async fn b7_a_prefill_worker_whose_handoffs_do_not_finish_is_put_aside() {
+async fn b7_a_prefill_worker_whose_handoffs_do_not_finish_is_ejected() {
     let mut builder = TestClusterBuilder::new().config(|config| {
         config.timeouts.prefill_head = 1_000 * MS;
         config.timeouts.head = 1_000 * MS;
@@ -253,7 +253,7 @@ async fn b7_a_prefill_worker_whose_handoffs_do_not_finish_is_put_aside() {
     let cluster = builder.start().await;
     cluster.sims[0].set_faults(vec![Fault::always(FaultKind::HangAfterHeaders)]);
     let (mut turn, end) = (0, Instant::now() + Duration::from_secs(40));
-    while !cluster.worker(1).is_put_aside() && Instant::now() < end {
+    while !cluster.worker(1).is_ejected() && Instant::now() < end {
         assert_eq!(ask(&cluster, turn).await, 200, "turn {turn}");
         turn += 1;
     }

@@ -210,7 +210,7 @@ async fn slow_to_answer_checks(state: &Arc<State>, reads_figures: bool) -> (Test
     .await;
     let change = |config: &mut Config| {
         (config.probe.timeout, config.probe.health_timeout) = (50 * MS, 100 * MS);
-        config.probe.wedge_after = 400 * MS;
+        config.probe.stuck_after = 400 * MS;
         if !reads_figures {
             config.probe.load_interval = Duration::ZERO;
         }

@@ -91,7 +91,7 @@ pub(super) fn describe(state: &State, age: bool, only: Option<WorkerId>) -> Valu
             "paused_ms": worker.pause().filter(|_| age).map(|pause| pause.left.as_millis() as u64),
             "stuck": worker.stuck().map(|stuck| {
                 let since_s = age.then(|| stuck.since.elapsed().as_secs());
-                json!({ "by": stuck.by.as_str(), "since_s": since_s, "put_aside": worker.is_put_aside() })
+                json!({ "by": stuck.by.as_str(), "since_s": since_s, "ejected": worker.is_ejected() })
             }),
             "warm_up_share": worker.warm_up_share().filter(|_| age),
             "reason": reason_of(worker, beyond(&busy), &state.feeds), "busy": busy,
@@ -141,7 +141,7 @@ fn models_of_workers(snapshot: &Snapshot) -> HashMap<WorkerId, Vec<&ModelName>> 
     models
 }
 
-/// Returns why a worker is unhealthy, put aside, failing or `busy`, or why its KV events do not arrive, if
+/// Returns why a worker is unhealthy, ejected, failing or `busy`, or why its KV events do not arrive, if
 /// that is known.
 fn reason_of(worker: &Worker, busy: Option<String>, feeds: &Feeds) -> Option<Arc<String>> {
     let known = worker.problem().or_else(|| reason_of_failing(worker));
@@ -169,7 +169,7 @@ fn reason_of_pause(is_too_many: bool) -> &'static str {
     }
 }
 
-/// Returns why a worker is put aside or failing.
+/// Returns why a worker is ejected or failing.
 fn reason_of_failing(worker: &Worker) -> Option<Arc<String>> {
     let breaks = || worker.breaks_decode().then(|| "decode workers break on its handoffs".to_owned().into());
     worker.refusal_reason().or_else(breaks).or_else(|| worker.failure_reason())

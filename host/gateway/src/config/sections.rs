@@ -182,9 +182,9 @@ pub struct Probe {
     /// grow.
     #[key(default = 1_000, range = 1.., reason = "would never check a worker")]
     pub max_per_second: u32,
-    /// How long requests may wait for a worker that makes no progress until it is put aside; 0: never.
+    /// How long requests may wait for a worker that makes no progress until it is ejected; 0: never.
     #[key(default = secs(30))]
-    pub wedge_after: Duration,
+    pub stuck_after: Duration,
 }
 
 impl Routing {

@@ -237,10 +237,10 @@ pub(super) fn tenant_metrics(settings: &Configured, metrics: &Metrics) -> Arc<Te
 }
 
 pub(super) fn probe_config(settings: &Configured) -> ProbeConfig {
-    let Probe { interval, timeout, health_timeout, load_interval, max_per_second, wedge_after } =
+    let Probe { interval, timeout, health_timeout, load_interval, max_per_second, stuck_after } =
         settings.probe;
     // Often enough to distinguish a pause within an answer from a worker that is stuck.
-    let shortest = if wedge_after.is_zero() { Duration::MAX } else { wedge_after };
+    let shortest = if stuck_after.is_zero() { Duration::MAX } else { stuck_after };
     let look_interval = (shortest.min(settings.timeouts.event_idle) / 4).min(MAX_LOOK_INTERVAL);
     ProbeConfig {
         interval,
@@ -248,7 +248,7 @@ pub(super) fn probe_config(settings: &Configured) -> ProbeConfig {
         health_timeout,
         load_interval,
         max_per_second,
-        wedge_after,
+        stuck_after,
         look_interval,
     }
 }

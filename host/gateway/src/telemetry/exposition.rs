@@ -238,9 +238,9 @@ impl Sources {
         let stuck = workers().map(|(worker, labels)| (labels, u64::from(worker.stuck().is_some())));
         let help = "1 if requests wait for the worker and it makes no progress, else 0";
         out.gauges("pointsman_worker_stuck", help, stuck)?;
-        let times = workers().map(|(worker, labels)| (labels, worker.times_put_aside()));
-        let help = "Number of times that the worker was put aside because it made no progress";
-        out.counters("pointsman_worker_times_put_aside", help, times)?;
+        let times = workers().map(|(worker, labels)| (labels, worker.ejections()));
+        let help = "Number of times that the worker was ejected because it made no progress";
+        out.counters("pointsman_worker_ejections", help, times)?;
         let booked = workers().map(|(worker, labels)| (labels, u64::from(worker.own_requests())));
         let help = "Number of requests that this gateway has booked on the worker";
         out.gauges("pointsman_worker_active_requests", help, booked)

@@ -10,7 +10,7 @@ const LOAD: &str = "built-in policies weigh bookings and engine figures by rules
 const OVERLOAD: &str = "a worker whose engine refuses requests is left out for a pause; [routing.busy] sets limits of \
                         engine figures";
 const WARM_UP: &str = "a worker that just started gets a rising share of decisions (behaviour F6)";
-const STUCK: &str = "set probe.wedge_after (behaviour B7)";
+const STUCK: &str = "set probe.stuck_after (behaviour B7)";
 const CACHE: &str = "the prefix index follows KV events, or its own decisions for index.ttl";
 const SESSION: &str = "set routing.session_affinity: a session is named in x-session-id";
 const MEDIA: &str = "not needed: engines fetch and prepare images themselves";

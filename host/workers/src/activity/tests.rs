@@ -6,7 +6,7 @@ use super::*;
 use crate::{InFlight, WorkerId, WorkerSpec, worker::Worker};
 
 const SECOND: Duration = Duration::from_secs(1);
-const WEDGE_AFTER: Duration = Duration::from_secs(30);
+const STUCK_AFTER: Duration = Duration::from_secs(30);
 
 fn worker() -> Arc<Worker> {
     Arc::new(Worker::new(WorkerSpec::parse_flag("role=aggregated,engine=vllm,url=http://a:1").unwrap()))
@@ -29,7 +29,7 @@ async fn watch(
         if second % 5 == 0 {
             worker.note_signs(read(second));
         }
-        found.push(worker.activity().look(Instant::now(), WEDGE_AFTER));
+        found.push(worker.activity().look(Instant::now(), STUCK_AFTER));
     }
     found
 }
@@ -115,12 +115,12 @@ async fn b7_a_silence_counts_only_as_far_as_a_reading_of_the_figures_confirms_it
     assert!(unread.iter().all(|found| !found.read));
     for _ in 0..100 {
         tokio::time::advance(SECOND).await;
-        let found = worker.activity().look(Instant::now(), WEDGE_AFTER);
+        let found = worker.activity().look(Instant::now(), STUCK_AFTER);
         assert_eq!(found.stuck, None, "no reading since");
     }
-    assert!(worker.activity().look(Instant::now(), WEDGE_AFTER).read, "it asks for one");
+    assert!(worker.activity().look(Instant::now(), STUCK_AFTER).read, "it asks for one");
     worker.note_signs(signs(Some(1)));
-    assert!(worker.activity().look(Instant::now(), WEDGE_AFTER).stuck.is_some());
+    assert!(worker.activity().look(Instant::now(), STUCK_AFTER).stuck.is_some());
 }
 
 #[tokio::test(start_paused = true)]

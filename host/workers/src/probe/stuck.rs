@@ -1,4 +1,4 @@
-//! Watches whether workers make progress, puts those aside that do not, and asks these for a token until they
+//! Watches whether workers make progress, ejects those that do not, and asks these for a token until they
 //! answer.
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
@@ -63,7 +63,7 @@ impl Watch {
                 }
             }
             blame_one_of_two(&mut stuck);
-            put_aside(&snapshot, stuck);
+            eject(&snapshot, stuck);
         }
     }
 
@@ -74,7 +74,7 @@ impl Watch {
             // answers nothing.
             worker.activity().forget();
         }
-        let found = worker.activity().look(Instant::now(), config.wedge_after);
+        let found = worker.activity().look(Instant::now(), config.stuck_after);
         if found.read && !config.load_interval.is_zero() {
             worker.read_figures();
         }
@@ -100,14 +100,14 @@ impl Watch {
             return;
         };
         let (worker, client) = (worker.clone(), self.clients.of(worker.spec()));
-        let (stop, limit) = (stop.clone(), (config.wedge_after / 2).clamp(MIN_WAIT, MAX_WAIT));
+        let (stop, limit) = (stop.clone(), (config.stuck_after / 2).clamp(MIN_WAIT, MAX_WAIT));
         self.tasks.spawn(async move {
             let answer = tokio::select! {
                 answer = one_token::ask(&client, worker.spec(), &model, limit) => answer,
                 () = stop.cancelled() => return,
             };
             // A refusal says nothing while the worker may only be slow.
-            let answered = answer == Answer::Token || (answer == Answer::Refused && worker.is_put_aside());
+            let answered = answer == Answer::Token || (answer == Answer::Refused && worker.is_ejected());
             if answered && worker.activity().stuck().is_some() {
                 worker.note_outcome(true);
             }
@@ -129,7 +129,7 @@ fn model_of(worker: &Worker, snapshot: &Snapshot) -> Option<ModelName> {
 }
 
 fn take_back(worker: &Worker) {
-    if worker.set_put_aside(false) {
+    if worker.set_ejected(false) {
         worker.set_problem(None);
         let spec = worker.spec();
         tracing::info!(worker = %spec.id, url = %spec.url, role = %spec.role, "worker taken back");
@@ -158,8 +158,8 @@ fn blame_one_of_two(stuck: &mut Vec<(Stuck, &Arc<Worker>)>) {
     stuck.retain(|(_, worker)| !excused.contains(&worker.id()));
 }
 
-/// Puts aside as many of the stuck workers as their pools can do without, those first that were stuck first.
-fn put_aside(snapshot: &Snapshot, mut stuck: Vec<(Stuck, &Arc<Worker>)>) {
+/// Ejects as many of the stuck workers as their pools can do without, those first that were stuck first.
+fn eject(snapshot: &Snapshot, mut stuck: Vec<(Stuck, &Arc<Worker>)>) {
     stuck.sort_by_key(|(stuck, worker)| (stuck.since, worker.id()));
     let mut away: HashSet<WorkerId> = HashSet::new();
     for (stuck, worker) in stuck {
@@ -169,14 +169,14 @@ fn put_aside(snapshot: &Snapshot, mut stuck: Vec<(Stuck, &Arc<Worker>)>) {
             take_back(worker);
             continue;
         }
-        if worker.set_put_aside(true) {
+        if worker.set_ejected(true) {
             worker.activity().count();
             worker.set_problem(Some(format!(
                 "requests wait for it and it makes no progress ({})",
                 stuck.by.as_str()
             )));
             let spec = worker.spec();
-            tracing::warn!(worker = %spec.id, url = %spec.url, role = %spec.role, "worker put aside");
+            tracing::warn!(worker = %spec.id, url = %spec.url, role = %spec.role, "worker ejected");
         }
     }
 }

@@ -128,7 +128,7 @@ pub(super) fn probes(interval: Duration, timeout: Duration) -> ProbeConfig {
         health_timeout: timeout,
         load_interval: Duration::ZERO,
         max_per_second: 1_500,
-        wedge_after: Duration::ZERO,
+        stuck_after: Duration::ZERO,
         look_interval: Duration::from_secs(1),
     }
 }

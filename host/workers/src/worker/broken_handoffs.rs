@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn e6_a_pair_that_cannot_transfer_does_not_put_its_prefill_worker_aside() {
+    fn e6_a_pair_that_cannot_transfer_does_not_eject_its_prefill_worker() {
         let ([first, second], [one, two]) = fleet();
         for _ in 0..20 {
             // E6.12

@@ -70,7 +70,7 @@ impl Worker {
         if drain_counts && (self.draining() || self.leaving()) {
             return Some(Ineligible::Draining);
         }
-        if self.is_put_aside() {
+        if self.is_ejected() {
             return Some(Ineligible::Stuck);
         }
         // Before `Failing`: a failing worker is tried when no other is left, one that refuses more work is
@@ -178,7 +178,7 @@ mod tests {
         Refusal(bool),
         Answered,
         Timeout,
-        PutAside(bool),
+        Ejected(bool),
         /// A handoff broke, or was taken.
         Handoff(bool),
         /// Another worker is asked about a refusal, and takes the request or not.
@@ -199,7 +199,7 @@ mod tests {
             any::<bool>().prop_map(Change::Refusal),
             Just(Change::Answered),
             Just(Change::Timeout),
-            any::<bool>().prop_map(Change::PutAside),
+            any::<bool>().prop_map(Change::Ejected),
             prop::bool::weighted(0.3).prop_map(Change::Handoff),
             any::<bool>().prop_map(Change::Doubt),
             Just(Change::Later),
@@ -223,7 +223,7 @@ mod tests {
                 }
                 Self::Answered => worker.note_answered(),
                 Self::Timeout => worker.note_timeout(),
-                Self::PutAside(on) => _ = worker.set_put_aside(on),
+                Self::Ejected(on) => _ = worker.set_ejected(on),
                 Self::Handoff(true) => worker.note_handoff_taken(),
                 Self::Handoff(false) => worker.charge_broken_handoff(),
                 Self::Doubt(takes) => {

@@ -1,5 +1,5 @@
-//! What operators see of a worker whose legs fail: why the last one failed, and when the gateway puts the
-//! worker aside and takes it back.
+//! What operators see of a worker whose legs fail: why the last one failed, and when the gateway ejects
+//! the worker and takes it back.
 
 use std::{
     sync::{
@@ -47,7 +47,7 @@ impl Worker {
         {
             is_logged.store(true, Ordering::Release);
             let (worker, url) = (self.id(), url_without_secrets(&self.spec.url));
-            tracing::warn!(%worker, url, %reason, suppressed, "worker put aside: its last legs failed");
+            tracing::warn!(%worker, url, %reason, suppressed, "worker ejected: its last legs failed");
         }
         // A success may have closed the breaker before the reason was kept.
         self.forget_failure();

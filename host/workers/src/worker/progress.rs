@@ -29,23 +29,23 @@ impl Worker {
     /// Returns whether the worker is left out because it is stuck. The last eligible worker of a pool and
     /// more than half of one are not.
     #[must_use]
-    pub fn is_put_aside(&self) -> bool {
-        self.state.put_aside.load(Ordering::Acquire)
+    pub fn is_ejected(&self) -> bool {
+        self.state.ejected.load(Ordering::Acquire)
     }
 
     /// Leaves the worker out, or takes it back. Returns true if that changed.
-    pub(crate) fn set_put_aside(&self, aside: bool) -> bool {
-        let changed = self.state.put_aside.swap(aside, Ordering::AcqRel) != aside;
+    pub(crate) fn set_ejected(&self, ejected: bool) -> bool {
+        let changed = self.state.ejected.swap(ejected, Ordering::AcqRel) != ejected;
         if changed {
             self.tell_ranks();
         }
         changed
     }
 
-    /// Returns how often the worker was put aside.
+    /// Returns how often the worker was ejected.
     #[must_use]
-    pub fn times_put_aside(&self) -> u64 {
-        self.state.activity.times_put_aside()
+    pub fn ejections(&self) -> u64 {
+        self.state.activity.ejections()
     }
 
     /// Returns when the worker last made progress: it sent a byte of an answer or a KV event, or a figure of

@@ -81,7 +81,7 @@ pub(super) struct State {
     pub(super) breaks: Breaks,
     pub(super) broken_handoffs: BrokenHandoffs,
     /// Whether the worker is left out because it is stuck.
-    pub(super) put_aside: AtomicBool,
+    pub(super) ejected: AtomicBool,
     /// Makes the prober read the engine's figures at once.
     pub(super) read_now: Notify,
     /// Whether a request timed out and none was answered since. Then one request at a time is tried.
@@ -183,7 +183,7 @@ impl State {
             activity: Activity::new(),
             breaks: Breaks::default(),
             broken_handoffs: BrokenHandoffs::new(),
-            put_aside: AtomicBool::new(false),
+            ejected: AtomicBool::new(false),
             read_now: Notify::new(),
             suspect: AtomicBool::new(false),
             answered: AtomicBool::new(true),

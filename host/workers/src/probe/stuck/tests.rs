@@ -11,20 +11,20 @@ fn fleet(workers: u64) -> Arc<Registry> {
     registry
 }
 
-/// Puts the workers `stuck` aside in this order, as far as possible. Returns those that were put aside.
+/// Ejects the workers `stuck` in this order, as far as possible. Returns those that were ejected.
 fn away(registry: &Registry, stuck: &[u64]) -> Vec<u64> {
     let (snapshot, since) = (registry.snapshot(), Instant::now());
     let stuck = stuck.iter().zip(0_u64..).map(|(id, after)| {
         let since = since + Duration::from_secs(after);
         (Stuck { by: StuckBy::Silence, since }, snapshot.get(WorkerId(*id)).unwrap())
     });
-    put_aside(&snapshot, stuck.collect());
-    let workers = snapshot.workers().iter().filter(|worker| worker.is_put_aside());
+    eject(&snapshot, stuck.collect());
+    let workers = snapshot.workers().iter().filter(|worker| worker.is_ejected());
     workers.map(|worker| worker.id().0).collect()
 }
 
 #[tokio::test(start_paused = true)]
-async fn b7_neither_the_last_eligible_worker_nor_more_than_half_of_a_pool_is_put_aside() {
+async fn b7_neither_the_last_eligible_worker_nor_more_than_half_of_a_pool_is_ejected() {
     // B7.5
     assert_eq!(away(&fleet(1), &[1]), [0; 0]);
     assert_eq!(away(&fleet(2), &[2, 1]), [2], "the first that was stuck");
@@ -39,7 +39,7 @@ async fn b7_neither_the_last_eligible_worker_nor_more_than_half_of_a_pool_is_put
     (0..5).for_each(|_| snapshot.get(WorkerId(3)).unwrap().note_outcome(false));
     assert_eq!(away(&registry, &[1]), [0; 0], "the other one fails");
     assert_eq!(snapshot.get(WorkerId(1)).unwrap().ineligible(), None);
-    assert_eq!(snapshot.get(WorkerId(1)).unwrap().times_put_aside(), 1);
+    assert_eq!(snapshot.get(WorkerId(1)).unwrap().ejections(), 1);
 }
 
 /// Workers 1 and 2 prefill, 3 and 4 decode. Handoffs were late between these pairs, in this order. Returns

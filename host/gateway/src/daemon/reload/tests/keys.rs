@@ -418,7 +418,7 @@ fn rows() -> Vec<Row> {
         row("probe.health_timeout", "'7s'", probe),
         row("probe.load_interval", "'7s'", probe),
         row("probe.max_per_second", "7", probe),
-        row("probe.wedge_after", "'7s'", probe),
+        row("probe.stuck_after", "'7s'", probe),
         row("models.*.tokenizer", "'engine'", tokens),
         Row("models.*.tokenizer_timeout", "models.m.tokenizer = 'engine'", "'7s'".to_owned(), tokens),
         Row("models.*.tokenizer_cache_bytes", "models.m.tokenizer = 'engine'", "0".to_owned(), tokens),
