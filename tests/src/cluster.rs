@@ -192,18 +192,7 @@ impl TestClusterBuilder {
             sims,
             policies,
         };
-        cluster
-            .until("every worker is eligible", |cluster| {
-                cluster
-                    .gateway
-                    .state()
-                    .registry
-                    .snapshot()
-                    .workers()
-                    .iter()
-                    .all(|worker| worker.ineligible().is_none())
-            })
-            .await?;
+        cluster.until("every worker is eligible", |cluster| cluster.ineligible() == 0).await?;
         Ok(cluster)
     }
 }
@@ -242,6 +231,13 @@ impl TestCluster {
     #[must_use]
     pub fn booked(&self) -> u32 {
         self.gateway.state().registry.snapshot().workers().iter().map(|worker| worker.active_requests()).sum()
+    }
+
+    /// Number of workers that are not eligible.
+    #[must_use]
+    pub fn ineligible(&self) -> usize {
+        let snapshot = self.gateway.state().registry.snapshot();
+        snapshot.workers().iter().filter(|worker| worker.ineligible().is_some()).count()
     }
 
     /// Number of faults of a kind that hit a request, over all engines. The kind is named as in JSON; a

@@ -6,15 +6,12 @@ use std::{path::PathBuf, time::Duration};
 use pointsman_gateway::config::{Model, TokenSource};
 use pointsman_sim::{Dialect, Role, SimConfig};
 use pointsman_tests::{COMPLETIONS, TestCluster, TestClusterBuilder, raw::send};
+use tokio::net::TcpStream;
 
 fn body(bytes: usize) -> String {
     // Each sentence is another one, so that no piece of it is cached.
     let text: String = (0..bytes / 32).map(|number| format!("sentence number {number:09} of it. ")).collect();
     format!(r#"{{"model":"tiny","max_tokens":1,"prompt":"{text}"}}"#)
-}
-
-fn request(body: &str) -> String {
-    format!("POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{body}", body.len())
 }
 
 async fn cluster(timeout: Duration) -> TestCluster {
@@ -43,16 +40,26 @@ async fn not_tokenized(cluster: &TestCluster) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-#[tokio::test]
-async fn prompts_of_clients_that_left_are_not_encoded_and_delay_nothing() {
+fn inflight(cluster: &TestCluster) -> i64 {
+    cluster.gateway.state().metrics.inflight.get()
+}
+
+/// A cluster, and four clients with long prompts that wait for the tokenizer.
+async fn with_long_prompts() -> (TestCluster, Vec<TcpStream>) {
     let cluster = cluster(Duration::from_secs(60)).await;
-    let long = request(&body(16_000_000));
+    let body = body(16_000_000);
+    let head = format!("POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n", body.len());
     let mut clients = Vec::new();
     for _ in 0..4 {
-        clients.push(send(cluster.gateway.address, &long).await.unwrap());
+        clients.push(send(cluster.gateway.address, &[&head, &*body].concat()).await.unwrap());
     }
-    let inflight = |cluster: &TestCluster| cluster.gateway.state().metrics.inflight.get();
     cluster.until("the prompts wait", |cluster| inflight(cluster) == 4).await.unwrap();
+    (cluster, clients)
+}
+
+#[tokio::test]
+async fn prompts_of_clients_that_left_are_not_encoded_and_delay_nothing() {
+    let (cluster, clients) = with_long_prompts().await;
     drop(clients);
     let reply = cluster.client.post(COMPLETIONS, &[], body(6_000)).await.unwrap();
     assert_eq!(reply.status, 200, "{reply:?}");
@@ -63,14 +70,7 @@ async fn prompts_of_clients_that_left_are_not_encoded_and_delay_nothing() {
 
 #[tokio::test]
 async fn a_short_prompt_does_not_wait_for_long_ones_of_others() {
-    let cluster = cluster(Duration::from_secs(60)).await;
-    let long = request(&body(16_000_000));
-    let mut clients = Vec::new();
-    for _ in 0..4 {
-        clients.push(send(cluster.gateway.address, &long).await.unwrap());
-    }
-    let inflight = |cluster: &TestCluster| cluster.gateway.state().metrics.inflight.get();
-    cluster.until("the prompts wait", |cluster| inflight(cluster) == 4).await.unwrap();
+    let (cluster, clients) = with_long_prompts().await;
     let reply = cluster.client.post(COMPLETIONS, &[], body(6_000)).await.unwrap();
     assert_eq!(reply.status, 200, "{reply:?}");
     assert!(inflight(&cluster) >= 3, "most of the long ones wait: {}", inflight(&cluster));

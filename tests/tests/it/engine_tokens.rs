@@ -81,13 +81,7 @@ async fn cluster_with(
         }
     });
     let cluster = builder.start().await;
-    cluster
-        .until("both are eligible", |cluster| {
-            let workers = cluster.gateway.state().registry.snapshot();
-            workers.workers().iter().filter(|worker| worker.ineligible().is_none()).count() == 2
-        })
-        .await
-        .unwrap();
+    cluster.until("both are eligible", |cluster| cluster.ineligible() == 0).await.unwrap();
     (cluster, engines, modes)
 }
 

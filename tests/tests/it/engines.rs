@@ -282,11 +282,10 @@ async fn a_request_that_kills_its_engine_visits_two_of_five_and_is_then_refused(
         if matches!(kind, FaultKind::Die) {
             // While an engine dies, its listener still takes connections and resets them: a request that
             // meets both of them then is not sent to a third.
-            let left_out = |cluster: &TestCluster| {
-                let snapshot = cluster.gateway.state().registry.snapshot();
-                snapshot.workers().iter().filter(|worker| worker.ineligible().is_some()).count() == 2
-            };
-            cluster.until("the dead engines are left out", left_out).await.unwrap();
+            cluster
+                .until("the dead engines are left out", |cluster| cluster.ineligible() == 2)
+                .await
+                .unwrap();
         }
         for turn in 0..10 {
             assert_eq!(

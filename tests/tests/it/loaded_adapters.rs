@@ -121,12 +121,7 @@ async fn start(engines: &[&Engine]) -> TestCluster {
         let read = |_: &TestCluster| engine.readings() > 0;
         cluster.until("the engine's models are read", read).await.unwrap();
     }
-    let count = engines.len();
-    let all_serve = |cluster: &TestCluster| {
-        let snapshot = cluster.gateway.state().registry.snapshot();
-        snapshot.workers().iter().filter(|worker| worker.ineligible().is_none()).count() == count
-    };
-    cluster.until("all workers serve", all_serve).await.unwrap();
+    cluster.until("all workers serve", |cluster| cluster.ineligible() == 0).await.unwrap();
     cluster
 }
 
@@ -337,11 +332,7 @@ async fn b3_an_adapter_with_the_name_of_another_workers_model_is_left_out() {
         .await;
     cluster.until("both are read", |cluster| lists(cluster, Leg::Aggregated, "base") == 1).await.unwrap();
     cluster.until("one is left out", |cluster| lists(cluster, Leg::Aggregated, "m") == 1).await.unwrap();
-    let serves = |cluster: &TestCluster| {
-        let snapshot = cluster.gateway.state().registry.snapshot();
-        snapshot.workers().iter().all(|worker| worker.ineligible().is_none())
-    };
-    cluster.until("both serve", serves).await.unwrap();
+    cluster.until("both serve", |cluster| cluster.ineligible() == 0).await.unwrap();
     for _ in 0..6 {
         assert_eq!(ask(&cluster, "m").await, 200);
     }

@@ -4,6 +4,8 @@
 use std::time::Duration;
 
 use pointsman_embedded_policies::{KV_AWARE, LEAST_LOADED};
+use pointsman_gateway::config::{Policies, SlotEntry};
+use pointsman_routing::SlotKind;
 use pointsman_sim::{Dialect, Role};
 use pointsman_test_guests::{HOSTILE, ROGUE_PLANNER, WEIGHTED_RANDOM, scripted};
 use pointsman_tests::{CHAT, TestCluster, TestClusterBuilder};
@@ -54,7 +56,7 @@ async fn a_guest_of_the_released_contract_0_1_0_is_served_and_its_state_is_kept(
     let cluster = TestClusterBuilder::new()
         .config(|config| {
             let entry = toml::from_str("grants = [\"log\", \"state\"]").unwrap();
-            config.policies.slots.insert(pointsman_routing::SlotKind::Aggregated, entry);
+            config.policies.slots.insert(SlotKind::Aggregated, entry);
         })
         .sim(Dialect::Vllm, Role::Aggregated)
         .sim(Dialect::Vllm, Role::Aggregated)
@@ -89,21 +91,26 @@ async fn an_invalid_file_is_refused_and_the_last_valid_one_keeps_serving() {
     assert!(ask(&cluster).await.contains("least-loaded@2 policy"));
 }
 
-#[tokio::test]
-async fn invariant_5_a_policy_that_loops_is_stopped_rolled_back_and_no_request_fails() {
+/// A cluster whose policy turns hostile in this way after 20 calls.
+async fn hostile(mode: &str, change: impl FnOnce(&mut Policies)) -> TestCluster {
     let cluster = TestClusterBuilder::new()
         .config(|config| {
-            let settings = toml::from_str("mode = \"spin\"\nafter = 20").unwrap();
-            config.policies.slots.insert(
-                pointsman_routing::SlotKind::Aggregated,
-                pointsman_gateway::config::SlotEntry { settings, ..Default::default() },
-            );
+            change(&mut config.policies);
+            let settings = toml::from_str(&format!("mode = \"{mode}\"\nafter = 20")).unwrap();
+            let entry = SlotEntry { settings, ..SlotEntry::default() };
+            config.policies.slots.insert(SlotKind::Aggregated, entry);
         })
         .sim(Dialect::Vllm, Role::Aggregated)
         .start()
         .await;
     cluster.drop_policy("aggregated.wasm", HOSTILE).unwrap();
     until_policy(&cluster, "hostile@2").await;
+    cluster
+}
+
+#[tokio::test]
+async fn invariant_5_a_policy_that_loops_is_stopped_rolled_back_and_no_request_fails() {
+    let cluster = hostile("spin", |_| {}).await;
     let mut fallbacks = 0;
     for _ in 0..400 {
         let decision = ask(&cluster).await;
@@ -128,20 +135,7 @@ async fn invariant_5_a_policy_that_loops_is_stopped_rolled_back_and_no_request_f
 
 #[tokio::test]
 async fn a_panic_of_a_policy_is_shown_with_its_message_and_place() {
-    let cluster = TestClusterBuilder::new()
-        .config(|config| {
-            config.policies.probation_failure_share = 1.0;
-            let settings = toml::from_str("mode = \"trap\"\nafter = 20").unwrap();
-            config.policies.slots.insert(
-                pointsman_routing::SlotKind::Aggregated,
-                pointsman_gateway::config::SlotEntry { settings, ..Default::default() },
-            );
-        })
-        .sim(Dialect::Vllm, Role::Aggregated)
-        .start()
-        .await;
-    cluster.drop_policy("aggregated.wasm", HOSTILE).unwrap();
-    until_policy(&cluster, "hostile@2").await;
+    let cluster = hostile("trap", |policies| policies.probation_failure_share = 1.0).await;
     for _ in 0..200 {
         if !slot(&cluster, "aggregated").await["last_failure"].is_null() {
             break;
@@ -200,12 +194,9 @@ async fn invariant_3_reloads_under_load_fail_no_request() {
 async fn invariant_5_with_every_policy_broken_the_gateway_serves() {
     let cluster = TestClusterBuilder::new()
         .config(|config| {
-            for kind in [pointsman_routing::SlotKind::Prefill, pointsman_routing::SlotKind::Decode] {
+            for kind in [SlotKind::Prefill, SlotKind::Decode] {
                 let settings = toml::from_str("mode = \"trap\"\nafter = 8").unwrap();
-                config
-                    .policies
-                    .slots
-                    .insert(kind, pointsman_gateway::config::SlotEntry { settings, ..Default::default() });
+                config.policies.slots.insert(kind, SlotEntry { settings, ..Default::default() });
             }
             config.policies.probation_calls = 0;
         })

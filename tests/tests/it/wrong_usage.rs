@@ -114,6 +114,14 @@ async fn ask(cluster: &TestCluster, prompt: &str, more: Value) -> String {
     text
 }
 
+/// Returns the blocks that are booked while an engine does not answer.
+async fn grown_while_it_hangs(cluster: &TestCluster) -> u32 {
+    tokio::select! {
+        text = ask(cluster, "hang", json!({})) => panic!("{text}"),
+        () = sleep(Duration::from_millis(700)) => blocks(cluster),
+    }
+}
+
 #[tokio::test]
 async fn f4_tokens_that_came_together_are_no_speed() {
     let engine = engine().await;
@@ -121,15 +129,7 @@ async fn f4_tokens_that_came_together_are_no_speed() {
     for _ in 0..4 {
         ask(&cluster, "together", json!({"stream": true})).await;
     }
-    let hung = ask(&cluster, "hang", json!({}));
-    let look = async {
-        sleep(Duration::from_millis(700)).await;
-        blocks(&cluster)
-    };
-    let grown = tokio::select! {
-        text = hung => panic!("{text}"),
-        grown = look => grown,
-    };
+    let grown = grown_while_it_hangs(&cluster).await;
     // F4.7: one token after 15 ms each, as of an engine that was not measured
     assert!((1..20).contains(&grown), "{grown}");
     cluster.at_rest().await.unwrap();
@@ -144,15 +144,7 @@ async fn f4_an_estimate_stays_within_the_context_of_the_model_and_so_does_what_i
     }
     cluster.at_rest().await.unwrap();
     let before = cluster.metric(OUTPUT).await.unwrap()[0];
-    let hung = ask(&cluster, "hang", json!({}));
-    let look = async {
-        sleep(Duration::from_millis(700)).await;
-        blocks(&cluster)
-    };
-    let grown = tokio::select! {
-        text = hung => panic!("{text}"),
-        grown = look => grown,
-    };
+    let grown = grown_while_it_hangs(&cluster).await;
     // F4.10
     assert!((1..=CONTEXT / 16 + 1).contains(&grown), "{grown}");
     cluster.at_rest().await.unwrap();
