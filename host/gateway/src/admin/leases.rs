@@ -4,10 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use axum::{
     Extension, Json,
-    extract::{
-        Path, Query, State as Extract,
-        rejection::{PathRejection, QueryRejection},
-    },
+    extract::{Query, State as Extract, rejection::QueryRejection},
     http::{HeaderMap, StatusCode},
     response::{IntoResponse, Response},
 };
@@ -19,7 +16,7 @@ use serde_json::{Value, json};
 
 use super::{
     audit::Detail,
-    refuse::{invalid, refuse, worker_id},
+    refuse::{PathId, invalid, refuse},
 };
 use crate::{big_numbers::with_texts, openai::short_text::shortened, state::State};
 
@@ -43,15 +40,11 @@ pub(super) async fn sources(Extract(state): Extract<Arc<State>>) -> Json<Value> 
 /// its lease.
 pub(super) async fn put(
     Extract(state): Extract<Arc<State>>,
+    PathId(id): PathId,
     headers: HeaderMap,
-    id: Result<Path<u64>, PathRejection>,
     query: Result<Query<LeaseQuery>, QueryRejection>,
     body: Bytes,
 ) -> Response {
-    let id = match worker_id(&headers, id) {
-        Ok(id) => id,
-        Err(refusal) => return *refusal,
-    };
     let ttl = match query {
         Ok(Query(LeaseQuery { ttl })) => ttl.map(|seconds| Duration::from_secs(seconds.into())),
         Err(error) => return invalid(&headers, &shortened(&error.body_text())),

@@ -3,8 +3,8 @@
 use axum::{
     Json,
     body::Body,
-    extract::{Path, Request, rejection::PathRejection},
-    http::{HeaderMap, Method, Response, StatusCode},
+    extract::{FromRequestParts, Path, Request},
+    http::{HeaderMap, Method, Response, StatusCode, request::Parts},
     response::IntoResponse,
 };
 use pointsman_workers::WorkerId;
@@ -33,16 +33,19 @@ pub(super) fn no_worker(headers: &HeaderMap, id: WorkerId) -> Response<Body> {
     refuse(headers, StatusCode::NOT_FOUND, "worker_not_found", &message)
 }
 
-/// Reads the id of a worker from a path.
-pub(super) fn worker_id(
-    headers: &HeaderMap,
-    id: Result<Path<u64>, PathRejection>,
-) -> Result<WorkerId, Box<Response<Body>>> {
-    let problem = |error: PathRejection| {
-        let problem = shortened(&error.body_text());
-        Box::new(invalid(headers, &format!("the id of the worker is not a number of 64 bits: {problem}")))
-    };
-    id.map(|Path(id)| WorkerId(id)).map_err(problem)
+/// The id of a worker in a path.
+pub(super) struct PathId(pub(super) WorkerId);
+
+impl<S: Send + Sync> FromRequestParts<S> for PathId {
+    type Rejection = Response<Body>;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Self::Rejection> {
+        let id = Path::from_request_parts(parts, state).await;
+        id.map(|Path(id)| Self(WorkerId(id))).map_err(|error| {
+            let problem = shortened(&error.body_text());
+            invalid(&parts.headers, &format!("the id of the worker is not a number of 64 bits: {problem}"))
+        })
+    }
 }
 
 /// Answers a path that does not exist.

@@ -7,10 +7,7 @@ use std::{
 
 use axum::{
     Extension, Json,
-    extract::{
-        Path, Query, State as Extract,
-        rejection::{PathRejection, QueryRejection},
-    },
+    extract::{Query, State as Extract, rejection::QueryRejection},
     http::{HeaderMap, StatusCode},
     response::{IntoResponse, Response},
 };
@@ -25,7 +22,7 @@ use serde_json::{Value, json};
 
 use super::{
     audit::Detail,
-    refuse::{invalid, no_worker, refuse, worker_id},
+    refuse::{PathId, invalid, no_worker, refuse},
 };
 use crate::{big_numbers::with_texts, openai::short_text::shortened, state::State};
 
@@ -37,13 +34,9 @@ pub(super) async fn list(Extract(state): Extract<Arc<State>>) -> Json<Value> {
 /// `GET /workers/{id}`: a worker, and its last hour.
 pub(super) async fn one(
     Extract(state): Extract<Arc<State>>,
+    PathId(id): PathId,
     headers: HeaderMap,
-    id: Result<Path<u64>, PathRejection>,
 ) -> Response {
-    let id = match worker_id(&headers, id) {
-        Ok(id) => id,
-        Err(refusal) => return *refusal,
-    };
     let mut found = describe(&state, true, Some(id));
     let worker = found.get_mut("workers").and_then(|workers| workers.get_mut(0)).map(Value::take);
     let Some(worker) = worker else { return no_worker(&headers, id) };
@@ -202,13 +195,9 @@ pub(super) async fn join(Extract(state): Extract<Arc<State>>, headers: HeaderMap
 /// Removes a worker. It gets no new request; those in flight finish.
 pub(super) async fn leave(
     Extract(state): Extract<Arc<State>>,
+    PathId(id): PathId,
     headers: HeaderMap,
-    id: Result<Path<u64>, PathRejection>,
 ) -> Response {
-    let id = match worker_id(&headers, id) {
-        Ok(id) => id,
-        Err(refusal) => return *refusal,
-    };
     // A worker that registered itself drains; others are gone at once.
     if state.leases.release(id) || state.fleet.leave(id) {
         return Json(with_texts(json!({ "id": id, "left": true }))).into_response();
@@ -227,8 +216,8 @@ pub(super) struct DrainQuery {
 
 pub(super) async fn drain(
     state: Extract<Arc<State>>,
+    PathId(id): PathId,
     headers: HeaderMap,
-    id: Result<Path<u64>, PathRejection>,
     query: Result<Query<DrainQuery>, QueryRejection>,
 ) -> Response {
     match query {
@@ -237,25 +226,11 @@ pub(super) async fn drain(
     }
 }
 
-pub(super) async fn undrain(
-    state: Extract<Arc<State>>,
-    headers: HeaderMap,
-    id: Result<Path<u64>, PathRejection>,
-) -> Response {
+pub(super) async fn undrain(state: Extract<Arc<State>>, PathId(id): PathId, headers: HeaderMap) -> Response {
     set_draining(&state, &headers, id, false, false)
 }
 
-fn set_draining(
-    state: &State,
-    headers: &HeaderMap,
-    id: Result<Path<u64>, PathRejection>,
-    draining: bool,
-    moves: bool,
-) -> Response {
-    let id = match worker_id(headers, id) {
-        Ok(id) => id,
-        Err(refusal) => return *refusal,
-    };
+fn set_draining(state: &State, headers: &HeaderMap, id: WorkerId, draining: bool, moves: bool) -> Response {
     match state.registry.snapshot().get(id) {
         Some(worker) => {
             worker.set_draining(draining);
