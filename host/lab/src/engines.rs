@@ -18,6 +18,7 @@ pub(crate) const MODEL: &str = "model";
 
 /// One engine.
 pub(crate) struct Engine {
+    role: Role,
     pub(crate) core: BatchEngine,
     /// Time from a request's arrival to its entry into the scheduler's queue.
     pub(crate) request_overhead: Duration,
@@ -42,6 +43,7 @@ pub(crate) fn build(fleet: &Fleet) -> Vec<Engine> {
     let engine = |group: &EngineGroup| {
         let (limits, step_time) = (group.limits(fleet.block_tokens), group.step_time());
         Engine {
+            role: group.role,
             core: BatchEngine::new(limits, step_time),
             request_overhead: group.request_overhead(),
             link_free: Duration::ZERO,
@@ -57,6 +59,19 @@ pub(crate) fn build(fleet: &Fleet) -> Vec<Engine> {
     };
     let groups = fleet.engines.iter();
     groups.flat_map(|group| (0..group.count).map(move |_| engine(group))).collect()
+}
+
+/// Returns the workers whose KV blocks can hold a request: on a prefill worker, its prompt and one token.
+/// `None` if neither an aggregated worker nor a pair holds it.
+pub(crate) fn that_hold(engines: &[Engine], request: &TraceRequest) -> Option<Vec<WorkerId>> {
+    let holds = |engine: &Engine| {
+        let output = if engine.role == Role::Prefill { 1 } else { request.output_tokens };
+        engine.core.fits(request.input_tokens, output)
+    };
+    let has = |role: Role| engines.iter().any(|engine| engine.role == role && holds(engine));
+    let can_run = has(Role::Aggregated) || (has(Role::Prefill) && has(Role::Decode));
+    can_run
+        .then(|| (0..).zip(engines).filter(|(_, engine)| holds(engine)).map(|(place, _)| id(place)).collect())
 }
 
 /// Registers the engines of a fleet with a gateway, healthy and with their capacity.

@@ -146,7 +146,7 @@ struct Lab<'a> {
     /// Whether the arm is the oracle.
     oracle: bool,
     engines: Vec<Engine>,
-    /// Position of the engine with the fewest blocks. A request that does not fit there is refused.
+    /// Position of the engine with the fewest blocks. A request that fits there fits into every engine.
     smallest: usize,
     rng: SmallRng,
     /// Random numbers for the pauses between attempts, kept separate so that pauses change no other random

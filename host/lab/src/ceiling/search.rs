@@ -138,15 +138,16 @@ impl Search<'_, '_> {
     /// to compute before the first token. Each move is tried for the request alone, and together with the
     /// later requests that continue its prompt on the same engines.
     fn moves(&self, world: &World, number: u32) -> Vec<Move> {
-        let present = self.place(number);
-        let mut with_later = vec![number];
-        with_later
-            .extend(self.continued.after(number).into_iter().filter(|later| self.place(*later) == present));
+        let (scene, present) = (self.scene, self.place(number));
+        let later = self.continued.after(number).into_iter();
+        let later: Vec<u32> = later.filter(|later| self.place(*later) == present).collect();
         let mut moves = Vec::new();
-        for to in candidates(self.scene, world, present, self.arms, number) {
+        for to in candidates(scene, world, present, self.arms, number) {
             moves.push(Move { requests: vec![number], to });
+            let mut with_later = vec![number];
+            with_later.extend(later.iter().filter(|later| holds(scene, to, **later)));
             if with_later.len() > 1 {
-                moves.push(Move { requests: with_later.clone(), to });
+                moves.push(Move { requests: with_later, to });
             }
         }
         moves
@@ -227,14 +228,18 @@ fn candidates(
 ) -> Vec<Place> {
     let mut tried: Vec<Place> = Vec::new();
     let mut add = |place: Place| {
-        if place != present && !tried.contains(&place) && tried.len() < MAX_TRIED {
+        if place != present
+            && holds(scene, place, number)
+            && !tried.contains(&place)
+            && tried.len() < MAX_TRIED
+        {
             tried.push(place);
         }
     };
     arms.iter().filter_map(|arm| arm.get(number as usize).copied()).for_each(&mut add);
     let engines = || (0..).zip(&scene.roles);
     let idle_decode = engines()
-        .filter(|(_, role)| **role == Role::Decode)
+        .filter(|(engine, role)| **role == Role::Decode && holds(scene, Place::whole(*engine), number))
         .min_by_key(|(engine, _)| (world.sequences(*engine), *engine));
     let mut computing: Vec<(u64, u32)> = engines()
         .filter(|(_, role)| **role == Role::Prefill || !scene.fleet.routing.enforce_disagg)
@@ -249,6 +254,28 @@ fn candidates(
         }
     }
     tried
+}
+
+/// Whether the KV blocks of the engines at a place can hold a request.
+fn holds(scene: &Scene<'_>, place: Place, number: u32) -> bool {
+    let Some(request) = scene.trace.requests.get(number as usize) else { return false };
+    let block_tokens = scene.fleet.block_tokens;
+    let fits = |engine: u32, output: u32| {
+        let mut before = engine;
+        let mut groups = scene.fleet.engines.iter();
+        let group = groups.find(|group| match before.checked_sub(group.count) {
+            Some(rest) => {
+                before = rest;
+                false
+            }
+            None => true,
+        });
+        let tokens = u64::from(request.input_tokens) + u64::from(output);
+        let blocks = group.map_or(0, |group| group.limits(block_tokens).blocks);
+        tokens.div_ceil(u64::from(block_tokens.max(1))) <= u64::from(blocks)
+    };
+    let output = if place.is_local() { request.output_tokens } else { 1 };
+    fits(place.prefill, output) && fits(place.decode, request.output_tokens)
 }
 
 fn horizon(scene: &Scene<'_>) -> u32 {

@@ -100,7 +100,11 @@ fn of_arm(arm: &ArmReport) -> Vec<String> {
         ("refused", arm.figures.shed.mean, infinite),
         ("without a worker", arm.figures.no_worker.mean, infinite),
         ("failed by their engines", arm.figures.failed.mean, infinite),
-        ("too large for an engine", arm.figures.too_large.mean, "latencies leave them out"),
+        (
+            "too large for the KV blocks of every engine",
+            arm.figures.too_large.mean,
+            "no arm can serve them, and latencies leave them out; check `blocks` of the fleet file",
+        ),
     ];
     for (what, count, latencies) in lost.into_iter().filter(|(_, count, _)| *count > 0.0) {
         warnings.push(format!("\"{label}\": {count:.1} requests a run were {what}; {latencies}"));

@@ -48,7 +48,10 @@ impl Lab<'_> {
         self.gateways.of(number).programs.fill(&mut routing_request);
         let fits = |engine: &engines::Engine| engine.core.fits(request.input_tokens, request.output_tokens);
         if !self.engines.get(self.smallest).is_some_and(fits) {
-            return self.refuse(number, Ended::TooLarge);
+            routing_request.allowed_workers = engines::that_hold(&self.engines, request);
+            if routing_request.allowed_workers.is_none() {
+                return self.refuse(number, Ended::TooLarge);
+            }
         }
         match self.plan_request(number, &routing_request) {
             Err(ended) => self.refuse(number, ended),

@@ -38,8 +38,10 @@ impl Lab<'_> {
         let gateway = self.gateways.of(number);
         let pool = gateway.snapshot.pool(&self.model, leg);
         let thresholds = gateway.router.busy().of(&self.model, leg, &gateway.snapshot);
+        let allowed = flight.request.allowed_workers.as_ref();
         let candidates = pool.iter().filter(|candidate| {
             candidate.ineligible().is_none()
+                && allowed.is_none_or(|allowed| allowed.contains(&candidate.worker.id()))
                 && thresholds.exceeded(candidate.load().view()).is_none()
                 && !tried.contains(&(candidate.worker.id(), RANK))
         });

@@ -138,6 +138,33 @@ fn a_request_that_fits_into_no_engine_is_told_and_the_others_go_on() {
 }
 
 #[test]
+fn o8_a_request_goes_to_the_engines_that_can_hold_it() {
+    const LONG: u32 = 64 * 200;
+    let long = |request: &mut TraceRequest| {
+        (request.input_tokens, request.blocks) = (LONG, BlockIds::default());
+    };
+    let mut trace = workload(60);
+    trace.requests.iter_mut().step_by(3).for_each(long);
+    let aggregated = [(Role::Aggregated, 1), (Role::Aggregated, 2)];
+    let pairs = [(Role::Prefill, 1), (Role::Decode, 1), (Role::Prefill, 1), (Role::Decode, 2)];
+    for (groups, small) in [(&aggregated[..], 1), (&pairs[..], 2)] {
+        let mut fleet = fleet(groups);
+        fleet.engines.iter_mut().take(small).for_each(|group| group.blocks = Some(128));
+        for arm in ["kv-aware", "round-robin", "oracle", "default"] {
+            let result = run(&Arm::parse(arm).unwrap(), &trace, &fleet, RunOptions::default()).unwrap();
+            // O8.7
+            assert!(result.outcomes.iter().all(|outcome| outcome.ended == Ended::Complete), "{arm}");
+            let is_small = |engine: u32| (engine as usize) < small;
+            let on_small =
+                |outcome: &&Outcome| is_small(outcome.prefill_engine) || is_small(outcome.decode_engine);
+            let (long, short): (Vec<&Outcome>, Vec<&Outcome>) =
+                result.outcomes.iter().partition(|outcome| outcome.isl == LONG);
+            assert!(!long.iter().any(on_small) && short.iter().any(on_small), "{arm}");
+        }
+    }
+}
+
+#[test]
 fn a_limit_of_concurrency_refuses_what_exceeds_it() {
     let mut fleet = fleet(&[(Role::Aggregated, 1)]);
     fleet.engines.iter_mut().for_each(|group| group.max_concurrency = Some(1));
