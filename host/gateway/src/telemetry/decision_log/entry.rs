@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use pointsman_decision_log::{LoggedBlocks, LoggedDecision, LoggedOutcome, LoggedRequest, LoggedShadow};
 use pointsman_routing::{
-    Decider, DecisionId, Generation, Lane, PolicySummary, ProgramSummary, Receipt, RefusedDecision,
-    RoutingRequest, ShadowAnswer, ShadowResult, SlotKind,
+    Decider, DecisionId, Generation, Lane, Normalize, Picker, PolicySummary, ProgramSummary, Receipt,
+    RefusedDecision, RoutingRequest, ShadowAnswer, ShadowResult, SlotKind,
 };
 use prefix_index::Prefix;
 use tokio::time::Duration;
@@ -157,6 +157,7 @@ fn decision(receipt: &Receipt, retried: bool) -> LoggedDecision {
         digest: receipt.digest.map(|digest| digest.to_string()),
         settings_digest: receipt.settings_digest.map(|digest| digest.to_string()),
         filter: filter(&receipt.program),
+        scorers: scorers(&receipt.program),
         decider: receipt.decider.label().to_owned(),
         reason,
         attempt: receipt.attempt,
@@ -173,6 +174,18 @@ fn decision(receipt: &Receipt, retried: bool) -> LoggedDecision {
 
 fn filter(program: &ProgramSummary) -> Option<String> {
     program.filter().map(|filter| filter.name.to_string())
+}
+
+/// Names the scorers, unless the least cost of a single one counts as it is.
+fn scorers(program: &ProgramSummary) -> Option<String> {
+    let picker = program.picker?;
+    let weighted = || program.policies.iter().filter_map(|one| Some((&one.name, one.weight?)));
+    let is_plain = weighted().count() == 1
+        && picker == Picker::Min
+        && weighted().all(|(_, weight)| weight == (1.0, Normalize::None));
+    let scorers = weighted()
+        .map(|(name, (weight, normalize))| format!("{name} (weight {weight}, normalize {normalize:?})"));
+    (!is_plain).then(|| format!("{}, picker {picker:?}", scorers.collect::<Vec<_>>().join(", ")))
 }
 
 fn settings(ranker: Option<&PolicySummary>) -> Option<String> {
@@ -192,6 +205,7 @@ fn shadow(shadow: &ShadowResult, program: Option<&ProgramSummary>) -> LoggedShad
         digest: ranker.map(|ranker| ranker.digest.to_string()),
         settings_digest: settings(ranker),
         filter: program.and_then(filter),
+        scorers: program.and_then(scorers),
         answer: Some(shadow.answer.label().to_owned()),
         status,
         kind,
@@ -215,6 +229,7 @@ fn refusal(refused: &RefusedDecision) -> LoggedDecision {
         digest: ranker.map(|ranker| ranker.digest.to_string()),
         settings_digest: settings(ranker),
         filter: filter(program),
+        scorers: scorers(program),
         decider: if ranker.is_some() { "policy" } else { "native" }.to_owned(),
         verdict: Some(refused.code.to_owned()),
         ..LoggedDecision::default()
@@ -231,9 +246,8 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn i10_22_the_filter_is_that_of_the_program_and_not_a_part_of_a_name() {
-        let step = |(name, world): (&str, World)| PolicySummary {
+    fn step((name, world): (&str, World)) -> PolicySummary {
+        PolicySummary {
             name: name.into(),
             version: "1".into(),
             digest: Digest([7; 32]),
@@ -241,7 +255,25 @@ mod tests {
             world,
             wants: Wants::default(),
             weight: None,
-        };
+        }
+    }
+
+    /// Returns a decision of a program with these policies, as it is logged.
+    fn logged(policies: Vec<PolicySummary>, picker: Option<Picker>) -> LoggedDecision {
+        let program = Arc::new(ProgramSummary {
+            slot: SlotKind::Aggregated,
+            model: None,
+            generation: Generation(1),
+            lane: Lane::Active,
+            name: "name".into(),
+            policies,
+            picker,
+        });
+        refusal(&RefusedDecision { id: None, program, code: "shed" })
+    }
+
+    #[test]
+    fn i10_22_the_filter_is_that_of_the_program_and_not_a_part_of_a_name() {
         let (one, two, last) =
             (("a+b", World::Filter), ("c", World::Filter), ("prefix+load", World::Selector));
         for (policies, filter, policy) in [
@@ -250,18 +282,28 @@ mod tests {
             (vec![one, two, last], Some("c"), Some("prefix+load")),
             (vec![one], Some("a+b"), None),
         ] {
-            let program = Arc::new(ProgramSummary {
-                slot: SlotKind::Aggregated,
-                model: None,
-                generation: Generation(1),
-                lane: Lane::Active,
-                name: "name".into(),
-                policies: policies.into_iter().map(step).collect(),
-                picker: None,
-            });
-            let logged = refusal(&RefusedDecision { id: None, program, code: "shed" });
+            let logged = logged(policies.into_iter().map(step).collect(), None);
             // I10.22
             assert_eq!((logged.filter.as_deref(), logged.policy.as_deref()), (filter, policy));
         }
+    }
+
+    #[test]
+    fn i10_23_scorers_are_logged_unless_the_least_cost_of_one_counts_as_it_is() {
+        let scorer = |name: &str, weight: f32| PolicySummary {
+            weight: Some((weight, Normalize::None)),
+            ..step((name, World::Scorer))
+        };
+        let plain = || vec![step(("f", World::Filter)), scorer("a", 1.0)];
+        let scorers = |policies: Vec<PolicySummary>, picker| logged(policies, Some(picker)).scorers;
+        // I10.23
+        assert_eq!(scorers(plain(), Picker::Min), None);
+        let told = scorers(plain(), Picker::WeightedRandom);
+        // I10.23
+        assert_eq!(told.as_deref(), Some("a (weight 1, normalize None), picker WeightedRandom"));
+        let told = scorers(vec![scorer("a", 1.0), scorer("b", 0.5)], Picker::Min);
+        let expected = "a (weight 1, normalize None), b (weight 0.5, normalize None), picker Min";
+        // I10.23
+        assert_eq!(told.as_deref(), Some(expected));
     }
 }

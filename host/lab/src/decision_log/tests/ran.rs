@@ -113,3 +113,20 @@ fn i10_22_the_filters_and_sessions_that_an_arm_lacks_are_warnings() {
     // I10.22
     assert!(text.contains(filter), "{text}");
 }
+
+#[test]
+fn i10_23_the_settings_and_scorers_that_an_arm_lacks_are_warnings() {
+    let mut decision = decided("aggregated", 1, "policy", None);
+    (decision.settings_digest, decision.scorers) =
+        (Some("ab12".into()), Some("mine (weight 2, normalize MinMax), picker WeightedRandom".into()));
+    let (text, _) = exported(&[of(vec![decision])]);
+    let settings = "\nwarning: aggregated active ran predicted-latency with settings (digest ab12, 1 decisions), which the \
+                    log does not contain, and the arm has none: add them, as in --arm \
+                    active=predicted-latency@'SETTINGS'\n";
+    // I10.23
+    assert!(text.contains(settings), "{text}");
+    let scorers = "\nwarning: aggregated active ranked by scorers (1 decisions): mine (weight 2, normalize MinMax), picker \
+                   WeightedRandom. An arm adds the costs";
+    // I10.23
+    assert!(text.contains(scorers), "{text}");
+}
