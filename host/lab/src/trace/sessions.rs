@@ -81,7 +81,8 @@ impl Sessions {
     /// Checks the session fields of a request, and counts the request. `is_timed`: its line has a
     /// `timestamp`. Without one, the request gets the arrival of the newest request that it waits for, so
     /// that a stable sort by arrival leaves it behind that request, and a later turn without a `delay` gets
-    /// one of 0. `is_whole`: its line says that it has the whole prompt.
+    /// one of 0. A turn whose time is before that of an earlier turn gets the time of that turn. `is_whole`:
+    /// its line says that it has the whole prompt.
     pub(super) fn check(
         &mut self,
         request: &mut TraceRequest,
@@ -103,6 +104,7 @@ impl Sessions {
                 request.at = session.last.max(forks);
                 request.delay.get_or_insert_default();
             }
+            request.at = request.at.max(session.last);
             if request.delay.is_some() && !is_whole {
                 self.later.count(session, request, is_timed);
             }

@@ -55,6 +55,21 @@ fn arrivals(trace: &Trace) -> Vec<(&str, u64)> {
     trace.requests.iter().map(|one| (one.session.as_deref().unwrap(), one.at.as_secs())).collect()
 }
 
+#[test]
+fn o10_the_turns_of_a_session_keep_the_order_of_the_file() {
+    let of = |session: &str, at: u32, tokens: u32| {
+        let line = line(at, &format!(r#""session_id": "{session}""#));
+        line.replace("\"input_length\": 5", &format!("\"input_length\": {tokens}"))
+    };
+    let lines =
+        [of("a", 9_000, 1), of("b", 4_000, 2), of("a", 3_000, 3), of("a", 9_000, 4), of("a", 10_000, 5)];
+    let trace = parse(&lines.each_ref().map(String::as_str), false).unwrap();
+    let tokens: Vec<u32> = trace.requests.iter().map(|one| one.input_tokens).collect();
+    // O10.13
+    assert_eq!(tokens, [2, 1, 3, 4, 5]);
+    assert_eq!(arrivals(&trace), [("b", 0), ("a", 5), ("a", 5), ("a", 5), ("a", 6)]);
+}
+
 fn untimed(rest: &str) -> String {
     format!(r#"{{"input_length": 50, "output_length": 5, {rest}}}"#)
 }
