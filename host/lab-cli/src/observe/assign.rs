@@ -6,6 +6,9 @@ use tokio::time::Duration;
 
 use super::{engines::EngineLog, writer::Written};
 
+/// Share of the engines' answers below which the requests that were seen are too few for counters.
+const FEW_SEEN: f64 = 0.95;
+
 /// How an engine was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum How {
@@ -29,8 +32,11 @@ pub(super) struct Assigned {
 /// Finds the engine of each request. `known` has those that were told.
 ///
 /// An engine's counters say how many answers it began in each second. The requests that wait get these
-/// places in the order of their arrival; within a second the engines take turns by their numbers.
+/// places in the order of their arrival; within a second the engines take turns by their numbers. Where the
+/// engines began more answers than requests were seen, counters are a guess, because others have some of
+/// these places.
 pub(super) fn assign(written: &[Written], known: &[Option<Assigned>], logs: &[EngineLog]) -> Vec<Assigned> {
+    let has_others = has_other_answers(written, logs.iter().map(|log| log.total().first_tokens).sum());
     let mut begun = begun_by_second(logs);
     let mut found: Vec<Option<Assigned>> = vec![None; written.len()];
     for (place, told) in known.iter().enumerate().filter_map(|(place, told)| Some((place, (*told)?))) {
@@ -51,7 +57,7 @@ pub(super) fn assign(written: &[Written], known: &[Option<Assigned>], logs: &[En
         }
         waiting.give_up(until);
         let places = waiting.take(counts.values().sum());
-        let is_sure = counts.len() == 1 && (logs.len() == 1 || waiting.took_all);
+        let is_sure = logs.len() == 1 || (counts.len() == 1 && waiting.took_all && !has_others);
         let how = if is_sure { How::Counters } else { How::Guessed };
         for (place, engine) in places.into_iter().zip(in_turns(&counts)) {
             if let Some(found) = found.get_mut(place) {
@@ -60,6 +66,12 @@ pub(super) fn assign(written: &[Written], known: &[Option<Assigned>], logs: &[En
         }
     }
     rest(found, logs)
+}
+
+/// Whether the engines began clearly more answers than these requests ask for.
+pub(super) fn has_other_answers(written: &[Written], answers: f64) -> bool {
+    let asked: f64 = written.iter().map(|request| f64::from(request.sequences)).sum();
+    asked < FEW_SEEN * answers
 }
 
 /// Returns a request as often as an engine counts it.
@@ -282,6 +294,21 @@ mod tests {
             assert_eq!(found.iter().map(|found| found.engine).collect::<Vec<_>>(), [0, 1]);
             assert!(found.iter().all(|found| found.how != How::Guessed), "{found:?}");
         }
+    }
+
+    #[test]
+    fn counters_tell_no_engine_when_others_send_to_the_engines_too() {
+        let times = |from: u64| (from..from + 40).map(|at| (at, 1.0)).collect::<Vec<_>>();
+        let arrivals: Vec<u64> = (1..=40).map(|at| at * 1_000 - 100).collect();
+        let how = |logs: &[EngineLog]| {
+            let found = assign(&written(&arrivals), &[], logs);
+            found.iter().filter(|found| found.how == How::Guessed).count()
+        };
+        // Another router's request is the only answer in every second after the last of these.
+        let others = [log(&times(1)), log(&times(41))];
+        // S5.23
+        assert_eq!((how(&[log(&times(1)), log(&[])]), how(&others)), (0, 40));
+        assert_eq!(how(&[log(&[times(1), times(41)].concat())]), 0, "there is one engine");
     }
 
     #[test]

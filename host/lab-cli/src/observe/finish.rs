@@ -9,8 +9,8 @@ use std::{
 
 use anyhow::Context as _;
 use pointsman_lab::{
-    Arm, ArmReport, Comparison, EngineGroup, Fleet, Monitor, Plan, RankBy, RunOptions, RunResult, Slo, Study,
-    Trace, Window, calibrate::fleet_text, compare, fit_windows, run, run_observed,
+    Arm, ArmReport, Comparison, EngineGroup, Fleet, Monitor, Plan, RankBy, RunOptions, RunResult, Slo,
+    StepTimeSpec, Study, Trace, Window, calibrate::fleet_text, compare, fit_windows, run, run_observed,
 };
 use pointsman_workers::Role;
 
@@ -44,6 +44,8 @@ pub(super) struct Forecast {
     pub(super) study: Study,
     /// Number of equations of the fitted step time; `None` when it could not be fitted.
     pub(super) equations: Option<usize>,
+    /// Whether a prompt token takes time.
+    pub(super) has_prompt_cost: bool,
     /// A run of the policy with the lowest mean TTFT; `None` when each left requests without an answer.
     pub(super) best: Option<RunResult>,
 }
@@ -221,7 +223,12 @@ pub(super) fn forecast(
     let best = best(&comparison.arms).and_then(|best| arms.iter().find(|arm| arm.label == best.label));
     let best = best.map(|arm| run(arm, trace, &fleet, plan.options)).transpose()?;
     let study = Study::new(vec![comparison], Vec::new(), RankBy::default());
-    Ok(Forecast { observed, study, equations, best })
+    let is_free = |group: &EngineGroup| match group.step_time {
+        StepTimeSpec::Linear { c3, c4, .. } => c3 <= 0.0 && c4 <= 0.0,
+        _ => false,
+    };
+    let has_prompt_cost = !fleet.engines.iter().any(is_free);
+    Ok(Forecast { observed, study, equations, has_prompt_cost, best })
 }
 
 /// Returns the arm with the lowest mean TTFT among those that answered each request.

@@ -6,7 +6,7 @@ use pointsman_lab::{ArmReport, Ended, Figure, RunResult, Window};
 
 use super::{
     answers::Answer,
-    assign::Assigned,
+    assign::{Assigned, How},
     counts::Counts,
     document::Block,
     engines::EngineLog,
@@ -255,7 +255,8 @@ fn half_interval(forecast: &Forecast, ttft_mean: &Figure) -> Option<f64> {
 /// guessed wrongly.
 fn guess_warning(seen: &Observation<'_>, forecast: &Forecast) -> Option<Block> {
     let (measured, own) = (Means::measured(&seen.total), Means::forecast(&forecast.observed));
-    (measured.hit_rate > own.hit_rate + NOTABLE_HITS).then(|| {
+    let has_guessed = seen.assigned.iter().any(|assigned| assigned.how == How::Guessed);
+    (has_guessed && measured.hit_rate > own.hit_rate + NOTABLE_HITS).then(|| {
         Block::Warning(format!(
             "your router's measured hit rate is {:.3} and its simulated one {:.3}: some engines are guessed wrongly, \
              and what policies gain by better hits is overstated. {}",

@@ -1,7 +1,12 @@
 //! How sure the page is: what was seen and missed, whose engines are known, and how well the model fits.
 
 use super::{Forecast, Means, Observation, change, number, ratio, row};
-use crate::observe::{assign::How, document::Block, engines::MAX_METRICS, writer::Written};
+use crate::observe::{
+    assign::{How, has_other_answers},
+    document::Block,
+    engines::MAX_METRICS,
+    writer::Written,
+};
 
 /// Difference of a forecast and what was measured, percent, above which the page warns.
 const POOR_PERCENT: f64 = 20.0;
@@ -63,7 +68,7 @@ fn seen_and_missed(blocks: &mut Vec<Block>, seen: &Observation<'_>) {
     blocks.push(Block::Sentence(format!("{told}. The engines began {answers:.0} answers in that time.")));
     blocks.extend(seen.incomplete.clone().map(Block::Warning));
     blocks.extend(seen.counts.elsewhere().map(if arrived == 0 { Block::Warning } else { other_paths }));
-    if answers > 0.0 && kept < FEW_SEEN * answers {
+    if has_other_answers(seen.written, answers) {
         // The settings of limits are flags.
         let has_limit = missed.iter().any(|(why, _)| why.contains("--"));
         let limits = if has_limit { ", and raise the limits that are named above" } else { "" };
@@ -73,6 +78,14 @@ fn seen_and_missed(blocks: &mut Vec<Block>, seen: &Observation<'_>) {
              `fail_timeout`",
             100.0 * kept / answers
         )));
+        if seen.logs.len() > 1 {
+            blocks.push(Block::Warning(
+                "the engines' counters have answers of requests that were not copied, as when a second router or client \
+                 sends to the same engines: they tell no engine of a request, and those are guessed. Observe all of their \
+                 traffic, or give the engines' KV events (--kv-events)"
+                    .to_owned(),
+            ));
+        }
     }
     let several = seen.written.iter().filter(|request| request.sequences > 1).count();
     if several > 0 {
@@ -228,6 +241,7 @@ fn calibration(blocks: &mut Vec<Block>, seen: &Observation<'_>, forecast: &Forec
             "The step time of the engines is fitted to {count} means of their metrics."
         ))),
     }
+    blocks.extend(free_prompts(seen, forecast));
     if seen.logs.iter().any(|log| log.has_late_counters) {
         blocks.push(Block::Warning(
             "SGLang counts tokens at the ends of requests: the step time is fitted to sums over 60 readings, which says \
@@ -235,12 +249,30 @@ fn calibration(blocks: &mut Vec<Block>, seen: &Observation<'_>, forecast: &Forec
                 .to_owned(),
         ));
     }
-    if measured.ttft_ms > 0.0 && change(own.ttft_ms, measured.ttft_ms).abs() > POOR_PERCENT {
-        blocks.push(Block::Warning(format!(
-            "the simulation of what your router did misses the measured TTFT by more than {POOR_PERCENT:.0} %: trust the \
-             order of the policies, and only where it is clear"
-        )));
-    }
+    blocks.extend(poor("TTFT", measured.ttft_ms, own.ttft_ms));
+    blocks.extend(poor("ITL", measured.itl_ms, own.itl_ms));
+}
+
+/// Warns when the simulation of what the router did is far from what was measured.
+fn poor(name: &str, measured_ms: f64, simulated_ms: f64) -> Option<Block> {
+    (measured_ms > 0.0 && change(simulated_ms, measured_ms).abs() > POOR_PERCENT).then(|| {
+        Block::Warning(format!(
+            "the simulation of what your router did misses the measured {name} by more than {POOR_PERCENT:.0} %: trust \
+             the order of the policies, and only where it is clear, or fit the engines with `pointsman calibrate`"
+        ))
+    })
+}
+
+/// Warns when the fit found no time that a prompt token takes.
+fn free_prompts(seen: &Observation<'_>, forecast: &Forecast) -> Option<Block> {
+    (forecast.equations.is_some() && !forecast.has_prompt_cost).then(|| {
+        Block::Warning(format!(
+            "no time of a prompt token was found: the engines computed {:.1} % of the prompt tokens, and had the others in \
+             their caches. In the simulation, prompts are free, and a policy gains nothing by more hits. Observe traffic \
+             with new prompts, or fit the engines with `pointsman calibrate`",
+            100.0 * ratio(seen.total.queried_tokens - seen.total.cached_tokens, seen.total.queried_tokens)
+        ))
+    })
 }
 
 #[cfg(test)]
@@ -254,6 +286,7 @@ mod tests {
         assign::Assigned,
         counts::{Counts, Missed},
         document::text,
+        engines::EngineLog,
         tracker::Followed,
     };
 
@@ -306,6 +339,18 @@ mod tests {
                    `fail_timeout`\n";
         assert_eq!(page.matches(few).count(), 1, "{page}");
         assert_eq!(page.matches("has 100 tokens in the trace and 100 by").count(), 2, "{page}");
+        assert!(!page.contains("a second router"), "there is one engine: {page}");
+        let logs = [EngineLog::default(), EngineLog::default()];
+        let mut blocks = Vec::new();
+        add(
+            &mut blocks,
+            &Observation { written: &[one; 10], total, logs: &logs, incomplete: None, ..seen },
+            None,
+        );
+        // S5.23
+        assert!(text(&blocks).contains("as when a second router or client sends to the same engines"));
+        // S5.25
+        assert!(poor("ITL", 10.0, 13.0).is_some() && poor("ITL", 10.0, 11.0).is_none());
         let assigned =
             |all: &[How]| all.iter().map(|how| Assigned { engine: 0, how: *how }).collect::<Vec<_>>();
         let told =
