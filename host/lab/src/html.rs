@@ -101,7 +101,7 @@ pub fn page_after(study: &Study, title: &str, before: &str) -> String {
          Requests that fit into no engine are left out. TTFT is the time from arrival to \
          the first token. ITL is (E2E − TTFT) / (OSL − 1) of each request, with OSL its output tokens. E2E is the time to \
          the last token. Goodput is the number of requests that keep both limits of the SLO, divided by the time from the first to the last \
-         arrival. ± is half of the 95 % \
+         arrival, or, when this is less than a second, until the last token. ± is half of the 95 % \
          confidence interval of the mean over the seeds (Student's t): it covers the randomness of a run, not another \
          hour of traffic. No difference is found when this interval of the difference to the best arm includes 0; runs with \
          equal seeds are compared in pairs, and each arm by itself. A bold figure is better than that of every other arm by \

@@ -360,9 +360,10 @@ impl<'a> Lab<'a> {
                 (preempted + count.preemptions, steps + count.steps)
             });
         let (imbalance, imbalance_over_time) = self.imbalance.finish();
+        let first = self.outcomes.iter().flatten().map(|outcome| outcome.at).min().unwrap_or_default();
         RunResult {
             outcomes: self.outcomes.into_iter().flatten().collect(),
-            span: self.now,
+            span: self.now - first,
             preemptions,
             steps,
             imbalance,

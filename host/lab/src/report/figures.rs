@@ -11,6 +11,9 @@ use crate::{
     trace::Targets,
 };
 
+/// Shortest time from the first to the last arrival over which goodput counts.
+const LEAST_ARRIVALS: Duration = Duration::from_secs(1);
+
 /// A figure, over the seeds. An infinite one stands for a figure without a value, and is `null` in JSON.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Figure {
@@ -59,8 +62,8 @@ figures! {
     e2e_p50,
     e2e_p90,
     e2e_p99,
-    /// Requests a second that kept both limits, over the time from the first to the last arrival. Without
-    /// such a time, because all requests arrive at once, until the last token.
+    /// Requests a second that kept both limits, over the time from the first to the last arrival. When this
+    /// is less than a second, until the last token.
     goodput,
     /// Share of all requests that kept both limits, 0 to 1.
     slo_share,
@@ -251,11 +254,12 @@ pub(crate) fn requests_per_s(result: &RunResult) -> f64 {
 }
 
 /// Returns the time over which goodput counts, seconds. It ends with the last arrival: until the last token,
-/// one long answer at the end would decide the goodput of an arm.
+/// one long answer at the end would decide the goodput of an arm. The arrivals of a burst, which jitter may
+/// have moved apart, have no rate.
 fn goodput_seconds(result: &RunResult) -> f64 {
     let arrivals = || result.outcomes.iter().map(|outcome| outcome.at);
     let first_to_last = arrivals().max().unwrap_or_default() - arrivals().min().unwrap_or_default();
-    let time = if first_to_last.is_zero() { result.span } else { first_to_last };
+    let time = if first_to_last < LEAST_ARRIVALS { result.span } else { first_to_last };
     time.as_secs_f64().max(1e-9)
 }
 
@@ -316,6 +320,10 @@ mod tests {
 
     /// Returns the figures of so many requests that arrive after each other, the last with a longer answer.
     fn figures(requests: u32, pause: Duration, last_tokens: u32) -> RunFigures {
+        moved_figures(requests, pause, last_tokens, Duration::ZERO)
+    }
+
+    fn moved_figures(requests: u32, pause: Duration, last_tokens: u32, jitter: Duration) -> RunFigures {
         let request = |number: u32| TraceRequest {
             at: pause * number,
             input_tokens: 64,
@@ -327,7 +335,8 @@ mod tests {
         let engines = vec![EngineGroup::new(Role::Aggregated, 1)];
         let fleet = Fleet { block_tokens: 64, engines, ..Fleet::default() };
         let arm = Arm::parse("round-robin").unwrap();
-        RunFigures::of(&run(&arm, &trace, &fleet, RunOptions::default()).unwrap(), Slo::default())
+        let options = RunOptions { jitter, ..RunOptions::default() };
+        RunFigures::of(&run(&arm, &trace, &fleet, options).unwrap(), Slo::default())
     }
 
     #[test]
@@ -339,5 +348,13 @@ mod tests {
         for together in [figures(1, Duration::ZERO, 9), figures(4, Duration::ZERO, 9)] {
             assert_eq!((together.goodput, together.slo_share), (together.requests_per_s, 1.0));
         }
+        // Jitter neither is the time of a burst nor delays the first arrival, from which time counts.
+        let [still, moved] =
+            [0, 300].map(|jitter| moved_figures(4, Duration::ZERO, 300, Duration::from_millis(jitter)));
+        // O10.9
+        assert_eq!(moved.goodput, moved.requests_per_s);
+        let alone = moved_figures(1, Duration::ZERO, 300, Duration::from_millis(300));
+        assert_eq!(alone.span_s, figures(1, Duration::ZERO, 300).span_s);
+        assert!(moved.goodput < 1.1 * still.goodput, "{} {}", moved.goodput, still.goodput);
     }
 }
