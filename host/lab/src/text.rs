@@ -114,7 +114,7 @@ fn shares(text: &mut String, report: &Comparison, width: usize) {
                 role.requests,
                 role.even() * 100.0,
                 percent(last),
-                percent(sorted.len() / 2),
+                role.median() * 100.0,
                 percent(0),
             );
         }

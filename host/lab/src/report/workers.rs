@@ -9,7 +9,7 @@ use crate::{
     fleet::{EngineGroup, Fleet},
     outcome::{Ended, Outcome},
     run::RunResult,
-    stats::mean,
+    stats::{mean, median},
 };
 
 /// Number of requests that a role must have served before its shares are judged.
@@ -116,6 +116,11 @@ impl RoleShares {
         }
     }
 
+    /// Returns the median of the shares.
+    pub(crate) fn median(&self) -> f64 {
+        median(&self.sorted().iter().map(|(_, share)| *share).collect::<Vec<_>>())
+    }
+
     /// Returns the workers by their position, with their shares, the largest share first.
     pub(crate) fn sorted(&self) -> Vec<(u32, f64)> {
         let mut sorted: Vec<(u32, f64)> =
@@ -154,6 +159,6 @@ mod tests {
         let roles = [Role::Prefill, Role::Decode, Role::Prefill, Role::Aggregated];
         let found = RoleShares::over(&roles, &[RunCounts(vec![30, 40, 10, 0])]);
         assert_eq!(found.iter().map(|one| one.role).collect::<Vec<_>>(), [Role::Prefill, Role::Decode]);
-        assert_eq!(found[0].sorted(), [(0, 0.75), (2, 0.25)]);
+        assert_eq!((found[0].sorted(), found[0].median()), (vec![(0, 0.75), (2, 0.25)], 0.5));
     }
 }
