@@ -265,7 +265,8 @@ fn outcomes(file: &Path) -> anyhow::Result<Vec<Seen>> {
         Ok(Seen {
             ttft_ms: line["ttft_ms"].as_f64().unwrap_or_default(),
             cached: line["cached_tokens"].as_u64().unwrap_or_default(),
-            workers: ["prefill_worker", "decode_worker"].map(|leg| line[leg].as_u64().unwrap_or_default()),
+            // The gateway's ids count from 1.
+            workers: ["prefill_worker", "decode_worker"].map(|leg| line[leg].as_u64().map_or(0, |at| at + 1)),
         })
     });
     seen.collect()

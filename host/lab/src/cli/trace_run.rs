@@ -74,7 +74,7 @@ impl RunArgs {
     }
 }
 
-/// Workers are numbered from 1 in the order of the fleet file.
+/// Workers are numbered by their position in the fleet file, from 0, as in the report of `compare`.
 fn line(number: usize, outcome: &Outcome) -> serde_json::Value {
     let milliseconds = |time: std::time::Duration| time.as_secs_f64() * 1e3;
     json!({
@@ -86,7 +86,7 @@ fn line(number: usize, outcome: &Outcome) -> serde_json::Value {
         "input_tokens": outcome.isl,
         "output_tokens": outcome.osl,
         "cached_tokens": outcome.cached,
-        "prefill_worker": outcome.prefill_engine + 1,
-        "decode_worker": outcome.decode_engine + 1,
+        "prefill_worker": outcome.prefill_engine,
+        "decode_worker": outcome.decode_engine,
     })
 }
