@@ -3,7 +3,7 @@
 use pointsman_workers::Role;
 
 use super::{ArmReport, Comparison, PairDifference, Plan, RankBy, absent_facts, tied, too_few_seeds};
-use crate::fleet::Fleet;
+use crate::{fleet::Fleet, trace::Targets};
 
 /// Returns the warnings.
 pub(super) fn of(comparison: &Comparison, plan: &Plan<'_>) -> Vec<String> {
@@ -16,6 +16,12 @@ pub(super) fn of(comparison: &Comparison, plan: &Plan<'_>) -> Vec<String> {
     if comparison.seeds < plan.seeds {
         let (over, planned) = (comparison.seeds, plan.seeds);
         warnings.push(format!("interrupted: {over} of {planned} seeds were completed"));
+    let own = plan.trace.requests.iter().filter(|request| request.targets != Targets::default()).count();
+    if own > 0 {
+        warnings.push(format!(
+            "{own} requests have latency targets of their own, which count instead of --slo-ttft-ms and --slo-itl-ms"
+        ));
+    }
     }
     for pair in &comparison.pairs {
         warnings.extend(equal(pair, comparison));
