@@ -277,7 +277,9 @@ fn link_warning(is_fitted: bool) -> &'static str {
 /// Returns a warning about the check, if it needs one.
 fn check_warning(held_out: Option<&HeldOut>) -> Option<String> {
     let Some(found) = held_out else {
-        return Some("nothing was kept back: the errors of this fleet are not known".to_owned());
+        return Some(
+            "nothing was kept back: the errors of this fleet are not known; use a longer log".to_owned(),
+        );
     };
     let (ttft, e2e) = (found.ttft.median_percent, found.e2e.median_percent);
     (ttft > POOR || e2e > POOR).then(|| {

@@ -275,24 +275,30 @@ fn warnings(measured: &Measurements, calibration: &Calibration) -> Vec<String> {
     warnings.extend(term_warnings(&calibration.engines, calibration.links.as_deref()));
     let pair = calibration.engines.iter().any(|(role, _)| *role == Role::Decode);
     if pair && calibration.links.is_none() {
-        warnings
-            .push("link: no request through the pair was measured; the file has default values".to_owned());
+        warnings.push(
+            "link: no request through the pair was measured; the file has default values: set [links] in it"
+                .to_owned(),
+        );
     }
     if pair && measured.bytes_per_token.is_none() {
         warnings.push(
             "link: the engines do not count transferred bytes; bytes_per_token is a default value, and the \
-             bandwidth follows from it"
+             bandwidth follows from it: set both in [links] of the file if you know them"
                 .to_owned(),
         );
     }
     if calibration.held_out.is_none() {
-        warnings.push("nothing was kept back: the errors of this fleet are not known".to_owned());
+        warnings.push(
+            "nothing was kept back: the errors of this fleet are not known; measure more (--max-requests, --max-seconds)"
+                .to_owned(),
+        );
     }
     warnings.extend(calibration.held_out.iter().flat_map(HeldOut::bias_warnings));
     let cached = measured.mix.iter().filter(|sample| sample.cached > 0).count();
     if cached > 0 {
-        warnings
-            .push(format!("{cached} requests of the mix hit the prefix cache; the model does not know it"));
+        warnings.push(format!(
+            "{cached} requests of the mix hit the prefix cache, which the model does not know; give another --seed"
+        ));
     }
     warnings
 }

@@ -9,19 +9,22 @@ use crate::{fleet::Fleet, trace::Targets};
 pub(super) fn of(comparison: &Comparison, plan: &Plan<'_>) -> Vec<String> {
     let mut warnings = Vec::new();
     if comparison.skipped_lines > 0 {
-        warnings.push(format!("{} malformed lines of the trace were left out", comparison.skipped_lines));
+        warnings.push(format!(
+            "{} malformed lines of the trace were left out; without --skip-bad, an error names the first",
+            comparison.skipped_lines
+        ));
     }
     warnings.extend(plan.trace.notes.iter().cloned());
     warnings.extend(plan.fleet.assumption());
-    if comparison.seeds < plan.seeds {
-        let (over, planned) = (comparison.seeds, plan.seeds);
-        warnings.push(format!("interrupted: {over} of {planned} seeds were completed"));
     let own = plan.trace.requests.iter().filter(|request| request.targets != Targets::default()).count();
     if own > 0 {
         warnings.push(format!(
             "{own} requests have latency targets of their own, which count instead of --slo-ttft-ms and --slo-itl-ms"
         ));
     }
+    if comparison.seeds < plan.seeds {
+        let (over, planned) = (comparison.seeds, plan.seeds);
+        warnings.push(format!("interrupted: {over} of {planned} seeds were completed"));
     }
     for pair in &comparison.pairs {
         warnings.extend(equal(pair, comparison));
@@ -62,7 +65,7 @@ fn of_arm(arm: &ArmReport) -> Vec<String> {
         let reasons = reasons.collect::<Vec<_>>().join(", ");
         warnings.push(format!(
             "\"{label}\": its policy abstained or failed for {count:.1} requests a run, and the native fallback chose \
-             (calls a run: {reasons})"
+             (calls a run: {reasons}); `pointsman policy test` shows what it answers"
         ));
     }
     for (slot, decisions) in &arm.events.one_sided {
@@ -77,7 +80,7 @@ fn of_arm(arm: &ArmReport) -> Vec<String> {
         let (workers, role) = (one.workers.len(), one.role.as_str());
         warnings.push(format!(
             "\"{label}\": one of {workers} {role} workers served {:.0} % of the requests; more than {:.0} %, which is \
-             (1 + 1/{workers}) / 2, counts as most of them",
+             (1 + 1/{workers}) / 2, counts as most of them. A policy that reads the load spreads them",
             one.busiest.mean * 100.0,
             one.most() * 100.0,
         ));
@@ -86,20 +89,24 @@ fn of_arm(arm: &ArmReport) -> Vec<String> {
     if overloaded * 2 > runs {
         warnings.push(format!(
             "\"{label}\": the fleet does not keep up with the arrivals in {overloaded} of {runs} runs: requests wait \
-             longer and longer for their first token, so that latencies grow with the trace"
+             longer and longer for their first token, so that latencies grow with the trace; compare at less load \
+             (--speed) or with more engines"
         ));
     }
     if arm.events.withdrawn_runs > 0 {
         let runs = arm.events.withdrawn_runs;
         warnings.push(format!(
             "\"{label}\": in {runs} runs its policies exceeded their CPU time again and again, and the rest went on \
-             without them"
+             without them; `pointsman policy bench` measures their calls"
         ));
     }
     if arm.figures.stranded.mean > 0.0 {
         let count = arm.figures.stranded.mean;
         warnings
-            .push(format!("\"{label}\": {count:.1} handoffs a run kept their blocks until the lease ended"));
+            .push(format!(
+                "\"{label}\": {count:.1} handoffs a run kept their blocks until the lease ended, because no decode engine \
+                 read them; `lease_s` of [links] sets its length"
+            ));
     }
     let infinite = "they count as infinite in quantiles of TTFT and E2E, and means leave them out";
     let lost = [
