@@ -193,7 +193,7 @@ fn no_difference(comparison: &Comparison, rank_by: RankBy) -> String {
         ),
     };
     let others = others.first().map_or_else(String::new, |(next, _, worse)| {
-        format!(" The best of the other {}, {}, is {:.1} % worse.", others.len(), next.label, worse.mean)
+        format!(" The best of the others, {}, is {:.1} % worse.", next.label, worse.mean)
     });
     let among = if arms.len() == 2 { "between" } else { "among" };
     let (name, arms, setting) = (rank_by.name(), joined(&arms), comparison.setting());
@@ -219,7 +219,7 @@ fn stays(comparisons: &[Comparison]) -> Option<String> {
     if comparisons.iter().all(|comparison| winner(comparison) == first) {
         return Some(match first {
             Some(_) => format!("It is the best in all {all} comparisons."),
-            None => format!("No difference was found in any of the {all} comparisons."),
+            None => format!("No arm is measurably the best in any of the {all} comparisons."),
         });
     }
     let mut groups: Vec<(Option<String>, Vec<String>)> = Vec::new();
@@ -231,8 +231,9 @@ fn stays(comparisons: &[Comparison]) -> Option<String> {
         }
     }
     let group = |(winner, settings): &(Option<String>, Vec<String>)| {
-        let what =
-            winner.as_ref().map_or("no difference was found".to_owned(), |arm| format!("{arm} is the best"));
+        let what = winner
+            .as_ref()
+            .map_or("no arm is measurably the best".to_owned(), |arm| format!("{arm} is the best"));
         let (count, settings) = (settings.len(), settings.join("; "));
         format!("{what} in {count} ({settings})")
     };

@@ -98,7 +98,7 @@ fn shares(text: &mut String, report: &Comparison, width: usize) {
     }
     let _ = writeln!(
         text,
-        "\n{:<width$} {:<11} {:>8} {:>6} {:>6} {:>6} {:>6}",
+        "\n{:<width$} {:<11} {:>8} {:>6} {:>6} {:>6} {:>6}   busiest",
         "share, %", "workers", "requests", "even", "least", "median", "most",
     );
     for arm in &report.arms {

@@ -81,7 +81,7 @@ fn where_no_seed_differs_it_says_that_no_test_is_possible_and_what_to_change() {
     // Arrivals were moved already.
     let advice = "the load is too small for requests to meet, so that moved arrivals change nothing; use a higher --speed.";
     assert_eq!(unvaried[0], format!("{impossible}{advice}"));
-    assert_eq!(unvaried[1], "No difference was found in any of the 2 comparisons.");
+    assert_eq!(unvaried[1], "No arm is measurably the best in any of the 2 comparisons.");
     let page = html::page(&Study::new(vec![same], vec![], RankBy::TtftP90));
     assert!(page.contains("<td>3.0 % worse, not tested</td>"), "{page}");
 }
@@ -107,7 +107,7 @@ fn where_there_is_no_difference_it_says_so_and_what_was_tested() {
         "{three}"
     );
     assert!(three.contains("the difference of each to arm0 includes 0"), "{three}");
-    assert!(three.ends_with(" The best of the other 1, arm3, is 21.0 % worse."), "{three}");
+    assert!(three.ends_with(" The best of the others, arm3, is 21.0 % worse."), "{three}");
     let equal = &summary(&[with_differences(&[zero, zero])])[0];
     assert!(equal.ends_with(": the values are equal with each of 3 seeds."), "{equal}");
 
@@ -136,9 +136,10 @@ fn where_there_is_no_difference_it_says_so_and_what_was_tested() {
     let unsure = with_differences(&[zero, [3.0, -1.0, 1.0]]);
     assert_eq!(summary(&[sure.clone(), sure.clone()])[1], "It is the best in all 2 comparisons.");
     let none = summary(&[unsure.clone(), unsure.clone()]);
-    assert_eq!(none[1], "No difference was found in any of the 2 comparisons.");
+    assert_eq!(none[1], "No arm is measurably the best in any of the 2 comparisons.");
     let mixed = summary(&[sure, unsure]);
-    let settings = format!("arm0 is the best in 1 ({setting}) and no difference was found in 1 ({setting})");
+    let settings =
+        format!("arm0 is the best in 1 ({setting}) and no arm is measurably the best in 1 ({setting})");
     assert_eq!(mixed[1], format!("Of 2 comparisons: {settings}."));
 }
 
