@@ -173,6 +173,83 @@ async fn r2_the_health_of_an_engine_that_died_within_an_answer_is_checked_at_onc
     cluster.until("it is unhealthy", |cluster| worker(cluster).ineligible().is_some()).await.unwrap();
 }
 
+fn whole_chat() -> String {
+    json!({ "model": "tiny", "messages": [{"role": "user", "content": "hi"}] }).to_string()
+}
+
+const WHOLE: &str = r#"{"choices":[{"message":{"content":"a"},"finish_reason":"stop"}],"usage":{"prompt_tokens":9,"completion_tokens":1}}"#;
+const JSON: &str = "application/json";
+
+#[tokio::test]
+async fn r2_a_whole_answer_is_checked_as_in_gateway_mode() {
+    let (cluster, picker) = started().await;
+    let ask = async |path: &str, request: &str, (status, kind, body): (u16, &str, &[u8])| {
+        let (_, carried) = picker.ask(path, &[], request).await.unwrap();
+        carried.answer_head(status, kind, None).unwrap();
+        carried.answer_body(body, true).unwrap();
+        drained(carried).await;
+        let outcome = cluster.newest_outcome().await.unwrap();
+        (outcome["status"].as_u64().unwrap(), outcome["code"].as_str().unwrap().to_owned())
+    };
+    let ok = (200, "ok".to_owned());
+    let mut failed = 0.0;
+    for (status, kind, body) in [
+        (200, JSON, ""),
+        (200, "text/html", "<html></html>"),
+        (204, JSON, ""),
+        (200, JSON, &WHOLE[..40]),
+        (200, JSON, "{}"),
+    ] {
+        for request in [whole_chat(), chat()] {
+            failed += 1.0;
+            // R2.14
+            assert_eq!(
+                ask(CHAT, &request, (status, kind, body.as_bytes())).await,
+                (502, "bad_upstream".to_owned()),
+                "{status} {kind} {body:?}"
+            );
+            let legs = "pointsman_legs_total{leg=\"aggregated\",engine=\"vllm\",outcome=\"protocol\"}";
+            // R2.14: as a failure of the worker
+            assert_eq!(cluster.metric(legs).await.unwrap(), [failed]);
+            // R2.14, I3.12
+            assert_eq!(ask(CHAT, &request, (200, JSON, WHOLE.as_bytes())).await, ok.clone());
+        }
+    }
+    let embeddings = json!({ "model": "tiny", "input": "hi" }).to_string();
+    let vectors = (200, "application/octet-stream", &[0_u8; 9][..]);
+    // R2.14: vectors in binary
+    assert_eq!(ask("/v1/embeddings", &embeddings, vectors).await, ok.clone());
+    let speech = json!({ "model": "tiny", "input": "hi", "voice": "a" }).to_string();
+    // R2.14: audio
+    assert_eq!(ask("/v1/audio/speech", &speech, (200, "audio/wav", b"RIFF")).await, ok);
+}
+
+#[tokio::test]
+async fn i3_a_stream_with_another_content_type_is_read_as_one() {
+    let (cluster, picker) = started().await;
+    for pieces in [vec![FIRST, REST], vec!["\n", "da", &FIRST[2..], REST]] {
+        let (_, carried) = picker.ask(CHAT, &[], &chat()).await.unwrap();
+        carried.answer_head(200, "text/plain", None).unwrap();
+        pieces.iter().for_each(|piece| carried.answer_body(piece.as_bytes(), false).unwrap());
+        carried.answer_body(b"", true).unwrap();
+        drained(carried).await;
+        // I3.13
+        assert_eq!(parts(&cluster.newest_outcome().await.unwrap()), (Some(200), Some("ok"), Some(1)));
+    }
+}
+
+#[tokio::test]
+async fn r2_the_health_of_an_engine_that_died_before_its_answer_is_checked_at_once() {
+    let (mut cluster, picker) = started().await;
+    let (_, carried) = picker.ask(CHAT, &[], &chat()).await.unwrap();
+    cluster.sims.remove(0).kill().await;
+    drained(carried).await;
+    // R2.15: the next regular check is minutes away
+    cluster.until("it is unhealthy", |cluster| worker(cluster).ineligible().is_some()).await.unwrap();
+    // R2.15
+    assert_eq!(parts(&cluster.newest_outcome().await.unwrap()), (Some(499), Some("client_closed"), Some(0)));
+}
+
 #[tokio::test]
 async fn i6_an_event_without_room_passes_and_its_usage_is_not_known() {
     let builder = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).config(|config| {

@@ -8,10 +8,7 @@ use tokio::time::Instant;
 
 use super::{
     Drive,
-    answer::{
-        first_event::{error_in, overload_of_response},
-        whole_answer::{Flaw, flaw_of, is_binary},
-    },
+    answer::whole_answer::is_binary,
     failure::{quarantine::record_served, refusals::Refusals, worker_outcome::note_success},
     id_of,
     leg_run::{LegRun, PrefillDone},
@@ -142,24 +139,14 @@ impl Drive {
 
     /// Keeps a whole answer for the client, without the fields that only the gateway may see.
     pub(super) fn answered_whole(&mut self, whole: Response<Bytes>, held: Share) -> Event {
+        let seen = match self.judge_whole(&whole) {
+            Ok(seen) => seen,
+            Err(error) => return self.answer_failed(error),
+        };
         if is_binary(&self.request, &whole) {
-            return self.answered_binary(whole, held);
-        }
-        let (seen, is_whole) = self.look_at_whole(whole.body());
-        let flaw = flaw_of(self.request.endpoint, &whole, is_whole);
-        if flaw == Some(Flaw::Cut) {
-            return self.answer_failed(Flaw::Cut.into());
+            return self.answered_binary(whole, &seen, held);
         }
         let (mut head, body) = whole.into_parts();
-        if let Some(error) = error_in(&seen, &body) {
-            return self.answer_failed(error);
-        }
-        if let Some(error) = overload_of_response(self.request.endpoint.format(), &body) {
-            return self.answer_failed(error);
-        }
-        if let Some(flaw) = flaw {
-            return self.answer_failed(flaw.into());
-        }
         self.served_whole(&seen, &body);
         self.accepted(self.answering());
         let format = self.request.endpoint.format();

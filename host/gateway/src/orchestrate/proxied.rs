@@ -190,8 +190,7 @@ impl ProxiedRequest {
         self.drive.accepted(self.drive.answering());
         self.report(Event::Head);
         let worker = self.answering().map(|spec| spec.id);
-        let streams_bytes = self.drive.request.endpoint.streams_bytes();
-        self.content = Content::of(headers, hides_body, streams_bytes, worker);
+        self.content = Content::of(headers, hides_body, self.drive.request.endpoint, worker);
     }
 
     /// Handles bytes of the answer's body.
@@ -204,6 +203,14 @@ impl ProxiedRequest {
         self.drive
             .candidate(self.drive.answering())
             .inspect(|candidate| candidate.worker.note_sign_of_life());
+        self.read(bytes);
+        // Without room the answer passes, but the gateway learns no more from it.
+        if !self.room.hold_events(self.content.kept()) {
+            self.content = Content::Ignored { failed: false };
+        }
+    }
+
+    fn read(&mut self, bytes: &[u8]) {
         match std::mem::replace(&mut self.content, Content::Ignored { failed: false }) {
             Content::Stream(mut splitter, ends) => {
                 splitter.room().extend_from_slice(bytes);
@@ -219,16 +226,19 @@ impl ProxiedRequest {
                     Err(error) => return self.fail(CallError::Protocol(error.to_string())),
                 };
             }
-            Content::Whole(mut body) if body.len() + bytes.len() <= MAX_WHOLE => {
+            Content::Whole(mut whole) if whole.body().len() + bytes.len() <= MAX_WHOLE => {
+                let body = whole.body_mut();
+                // Blanks may stand before it, and many of them.
+                let bytes = if body.is_empty() { bytes.trim_ascii_start() } else { bytes };
                 body.extend_from_slice(bytes);
-                self.content = Content::Whole(body);
+                if self.drive.request.stream && sse::begins_as_stream(body) == Some(true) {
+                    self.content = Content::stream(self.drive.request.endpoint);
+                    return self.read(&std::mem::take(body));
+                }
+                self.content = Content::Whole(whole);
             }
             Content::Whole(_) => {}
             other => self.content = other,
-        }
-        // Without room the answer passes, but the gateway learns no more from it.
-        if !self.room.hold_events(self.content.kept()) {
-            self.content = Content::Ignored { failed: false };
         }
     }
 
@@ -271,12 +281,12 @@ impl ProxiedRequest {
             Content::Nothing => {
                 return self.fail(CallError::Broken("the stream ended before its first event".to_owned()));
             }
-            Content::Whole(body) => {
-                let (seen, _) = self.drive.look_at_whole(&body);
-                if let Some(error) = error_in(&seen, &body) {
-                    return self.fail(error);
+            Content::Whole(whole) => {
+                let whole = whole.map(Bytes::from);
+                match self.drive.judge_whole(&whole) {
+                    Ok(seen) => self.drive.served_whole(&seen, whole.body()),
+                    Err(error) => return self.fail(error),
                 }
-                self.drive.served_whole(&seen, &body);
             }
             Content::Ignored { failed: true } => return,
             Content::Elsewhere(status) => {
@@ -299,6 +309,11 @@ impl ProxiedRequest {
         self.drive.served();
         self.drive.handoff_done();
         self.drive.candidate(self.drive.answering()).inspect(|candidate| candidate.worker.note_answered());
+    }
+
+    /// The client left, or the engine was lost.
+    fn note_cut(&self) {
+        self.drive.candidate(self.drive.answering()).inspect(|candidate| candidate.worker.note_cut());
     }
 
     fn ended_well(&mut self) {
@@ -337,16 +352,18 @@ impl Drop for ProxiedRequest {
             return;
         }
         match &self.content {
-            Content::Nothing | Content::Ignored { failed: true } => {}
+            Content::Ignored { failed: true } => {}
+            // Its head may have been lost with the stream.
+            Content::Nothing => self.note_cut(),
             // Clients may leave after the last event.
             Content::Stream(_, ends) if ends.closed => {
                 self.drive.served();
                 self.ended_well();
             }
             content => {
-                let answering = self.drive.candidate(self.drive.answering());
-                let picked = answering.filter(|_| !matches!(content, Content::Elsewhere(_)));
-                picked.inspect(|candidate| candidate.worker.note_cut());
+                if !matches!(content, Content::Elsewhere(_)) {
+                    self.note_cut();
+                }
                 self.drive.account.ended(499, "answer_cut");
             }
         }

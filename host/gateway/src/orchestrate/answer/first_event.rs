@@ -92,16 +92,14 @@ impl Drive {
             Ok(false) => {}
             Err(error) => return Head::Over(self.answer_failed(error)),
         }
-        let shown: String = String::from_utf8_lossy(content_type(&head)).chars().take(60).collect();
+        let other = no_event_stream(content_type(&head));
         let pause = self.state.settings.leg_timeouts.pause();
         let mut held = self.body_share();
         let read = drain_end.or_at(self.deadline, read_json(head, pause, &mut held)).await;
         let is_taken = !self.legs.awaits_rest() && !self.wants_ids();
         Head::Over(match read.unwrap_or_else(|| Err(no_events())) {
             Ok(Some(whole)) if is_taken => self.answered_whole(whole, held),
-            Ok(_) => self.answer_failed(CallError::Protocol(format!(
-                "expected text/event-stream, got content type `{shown}`"
-            ))),
+            Ok(_) => self.answer_failed(other),
             Err(error) => self.answer_failed(error),
         })
     }
@@ -212,6 +210,12 @@ pub(crate) fn not_an_event() -> CallError {
     CallError::Protocol("the stream contains bytes that are not an event".to_owned())
 }
 
+/// Returns the error of an answer that should be a stream, and has another content type.
+pub(super) fn no_event_stream(content_type: &[u8]) -> CallError {
+    let shown: String = String::from_utf8_lossy(content_type).chars().take(60).collect();
+    CallError::Protocol(format!("expected text/event-stream, got content type `{shown}`"))
+}
+
 /// Returns the error of a stream that ends before any choice.
 fn without_choices() -> CallError {
     CallError::Protocol("the stream ended before any choice".to_owned())
@@ -251,12 +255,12 @@ pub(super) async fn begins_as_stream(body: &mut Body) -> Result<bool, CallError>
     Ok(sse::begins_as_stream(body.peek()) == Some(true))
 }
 
-fn content_type<B>(head: &Response<B>) -> &[u8] {
+pub(super) fn content_type<B>(head: &Response<B>) -> &[u8] {
     head.headers().get(header::CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default()
 }
 
 /// Returns whether a content type says JSON.
-fn is_json(content_type: &[u8]) -> bool {
+pub(crate) fn is_json(content_type: &[u8]) -> bool {
     content_type.to_ascii_lowercase().starts_with(b"application/json")
 }
 

@@ -13,7 +13,10 @@ use crate::{
         seen,
         sse::{self, Seen},
     },
-    orchestrate::Drive,
+    orchestrate::{
+        Drive,
+        answer::first_event::{content_type, error_in, may_be_json, no_event_stream, overload_of_response},
+    },
     upstream::{CallError, METADATA},
 };
 
@@ -49,16 +52,38 @@ impl Drive {
         }
     }
 
-    /// Keeps vectors in binary for the client, with the header that says where each begins. Its JSON has the
-    /// usage, too.
-    pub(crate) fn answered_binary(&mut self, mut whole: Response<Bytes>, held: Share) -> Event {
+    /// Judges a whole answer, and returns what it has. The JSON of vectors' header has the usage.
+    ///
+    /// # Errors
+    /// It is an error, is cut, or lacks the list of its results.
+    pub(crate) fn judge_whole(&self, whole: &Response<Bytes>) -> Result<Seen, CallError> {
+        let (endpoint, body) = (self.request.endpoint, whole.body());
+        if is_binary(&self.request, whole) {
+            let metadata = whole.headers().get(METADATA);
+            return Ok(metadata
+                .map(|json| seen::in_whole_answer(false, json.as_bytes()))
+                .unwrap_or_default());
+        }
+        let kind = content_type(whole);
+        if self.request.stream && !may_be_json(kind) {
+            return Err(no_event_stream(kind));
+        }
+        let (seen, is_whole) = self.look_at_whole(body);
+        let flaw = flaw_of(endpoint, whole, is_whole);
+        let error = || error_in(&seen, body).or_else(|| overload_of_response(endpoint.format(), body));
+        match flaw {
+            Some(Flaw::Cut) => Err(Flaw::Cut.into()),
+            _ => error().or_else(|| flaw.map(CallError::from)).map_or(Ok(seen), Err),
+        }
+    }
+
+    /// Keeps vectors in binary for the client, with the header that says where each begins.
+    pub(crate) fn answered_binary(&mut self, mut whole: Response<Bytes>, seen: &Seen, held: Share) -> Event {
         let mut headers = std::mem::take(whole.headers_mut());
         let kept = [header::CONTENT_TYPE, METADATA];
         let kept = kept.into_iter().filter_map(|name| headers.remove(&name).map(|value| (name, value)));
         *whole.headers_mut() = kept.collect::<HeaderMap>();
-        let metadata = whole.headers().get(METADATA);
-        let seen = metadata.map(|json| seen::in_whole_answer(false, json.as_bytes())).unwrap_or_default();
-        self.served_whole(&seen, b"");
+        self.served_whole(seen, b"");
         self.accepted(self.answering());
         self.whole = Some(whole);
         self.runs.answering.held = Some(held);
@@ -68,7 +93,7 @@ impl Drive {
 
 /// Why a whole answer counts as failed. No byte was sent downstream yet, so another worker may answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Flaw {
+enum Flaw {
     /// It is not a value of JSON, or cut. A truncated body may have a matching length.
     Cut,
     /// It lacks the list of its results.
@@ -85,7 +110,7 @@ impl From<Flaw> for CallError {
 }
 
 /// Returns what is wrong with a whole answer. `is_whole`: a look at it found its list and its end.
-pub(crate) fn flaw_of(endpoint: Endpoint, answer: &Response<Bytes>, is_whole: bool) -> Option<Flaw> {
+fn flaw_of(endpoint: Endpoint, answer: &Response<Bytes>, is_whole: bool) -> Option<Flaw> {
     // Some servers send blanks while they generate, so that no proxy takes them for dead.
     let body = sse::without_mark(answer.body()).trim_ascii_start();
     let content_type = answer.headers().get(header::CONTENT_TYPE);

@@ -1,12 +1,16 @@
 //! What the gateway reads of an answer that passes.
 
-use http::{HeaderMap, header};
+use http::{HeaderMap, HeaderValue, Response, header};
 use pointsman_workers::{LogLimit, WorkerId};
 use tokio::time::Duration;
 
 use crate::{
-    openai::sse::{self, Splitter},
-    upstream::content_coding,
+    openai::{
+        endpoint::Endpoint,
+        sse::{self, Splitter},
+    },
+    orchestrate::answer::first_event::is_json,
+    upstream::{METADATA, content_coding},
 };
 
 /// Shortest time between two warnings of answers whose tokens cannot be counted.
@@ -16,8 +20,8 @@ pub(super) enum Content {
     /// Before the head.
     Nothing,
     Stream(Splitter, Ends),
-    /// A whole answer. Its bytes are kept up to a limit.
-    Whole(Vec<u8>),
+    /// A whole answer, with the headers by which it is judged. Its bytes are kept up to a limit.
+    Whole(Box<Response<Vec<u8>>>),
     /// The rest is not read: the answer is too large, its outcome is known, or only its end matters.
     Ignored {
         failed: bool,
@@ -37,11 +41,10 @@ pub(super) struct Ends {
 
 impl Content {
     /// Returns how the body of a successful answer of `worker` is read. `hides_body`: it does not pass here.
-    /// `streams_bytes`: a stream of events ends with the body (I6.16).
     pub(super) fn of(
         headers: &HeaderMap,
         hides_body: bool,
-        streams_bytes: bool,
+        endpoint: Endpoint,
         worker: Option<WorkerId>,
     ) -> Self {
         if hides_body {
@@ -52,21 +55,34 @@ impl Content {
             warn_of_coding(&coding, worker);
             return Self::Ignored { failed: false };
         }
-        let kind = headers.get(header::CONTENT_TYPE);
-        if !kind.is_some_and(|kind| sse::is_stream(kind.as_bytes())) {
-            Self::Whole(Vec::new())
-        } else if streams_bytes {
-            Self::Ignored { failed: false }
-        } else {
-            Self::Stream(Splitter::default(), Ends::default())
+        let kind = headers.get(header::CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
+        if sse::is_stream(kind) {
+            return Self::stream(endpoint);
         }
+        // Audio has no type in common. An error about it is JSON.
+        if endpoint == Endpoint::Speech && !is_json(kind) {
+            return Self::Ignored { failed: false };
+        }
+        let mut whole = Response::new(Vec::new());
+        let kept = [header::CONTENT_TYPE, METADATA].into_iter();
+        let kept = kept.filter_map(|name| headers.get(&name).cloned().map(|value| (name, value)));
+        whole.headers_mut().extend(kept);
+        Self::Whole(Box::new(whole))
+    }
+
+    /// Returns the beginning of a stream of events. Those of some endpoints end with the body (I6.16).
+    pub(super) fn stream(endpoint: Endpoint) -> Self {
+        if endpoint.streams_bytes() {
+            return Self::Ignored { failed: false };
+        }
+        Self::Stream(Splitter::default(), Ends::default())
     }
 
     /// Returns how many bytes of the answer are kept.
     pub(super) fn kept(&mut self) -> usize {
         match self {
             Self::Stream(splitter, _) => splitter.room().capacity(),
-            Self::Whole(body) => body.capacity(),
+            Self::Whole(whole) => whole.body().capacity(),
             _ => 0,
         }
     }
