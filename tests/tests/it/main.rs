@@ -106,6 +106,7 @@ mod page_problems;
 mod paused_engines;
 mod picker_answers;
 mod picker_garbage;
+mod picker_limits;
 mod pins;
 mod pipelined;
 mod policies;

@@ -41,7 +41,7 @@ pub(super) type ReadError = Box<dyn Error + Send + Sync>;
 
 /// Limits of a body.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct BodyLimits {
+pub(crate) struct BodyLimits {
     /// Largest body.
     pub(super) bytes: usize,
     /// How long the client may pause.
@@ -54,7 +54,7 @@ pub(super) struct BodyLimits {
 
 impl BodyLimits {
     /// Returns the limits of a request whose first byte arrived at `started`.
-    pub(super) fn of(state: &State, started: Instant) -> Self {
+    pub(crate) fn of(state: &State, started: Instant) -> Self {
         let settings = &state.settings;
         Self {
             bytes: settings.max_body_bytes,
@@ -63,28 +63,47 @@ impl BodyLimits {
             deadline: started + settings.request_timeout,
         }
     }
+}
 
-    /// Deadline of the next bytes of an upload that is fast enough until `slowest` without them, and the
-    /// error when it passes.
-    fn next_until(&self, slowest: Instant) -> (Instant, ApiError) {
-        let mut first = (self.deadline, ApiError::Deadline);
-        let idle = Instant::now() + self.idle;
-        if idle < first.0 {
-            first = (idle, ApiError::RequestTimeout(self.idle));
+/// A body that is being read, and how it keeps to its limits.
+#[derive(Clone, Debug)]
+pub(crate) struct Upload {
+    limits: BodyLimits,
+    /// When bytes arrived last.
+    read_at: Instant,
+    /// Until when it is fast enough without further bytes.
+    slowest: Instant,
+}
+
+impl Upload {
+    pub(crate) fn begin(limits: BodyLimits) -> Self {
+        let now = Instant::now();
+        Self { limits, read_at: now, slowest: now + limits.idle }
+    }
+
+    /// Returns the deadline of the next bytes, and the error when it passes.
+    pub(crate) fn next_until(&self) -> (Instant, ApiError) {
+        let BodyLimits { idle, min_rate, deadline, .. } = self.limits;
+        let mut first = (deadline, ApiError::Deadline);
+        let paused = self.read_at + idle;
+        if paused < first.0 {
+            first = (paused, ApiError::RequestTimeout(idle));
         }
-        if self.min_rate > 0 && slowest < first.0 {
-            first = (slowest, ApiError::BodyTooSlow(self.min_rate));
+        if min_rate > 0 && self.slowest < first.0 {
+            first = (self.slowest, ApiError::BodyTooSlow(min_rate));
         }
         first
     }
 
-    /// Moves `slowest` by the time that bytes earn at the smallest rate. However many arrive at once, they
-    /// leave two times `idle`: otherwise an upload could stand almost still for hours and keep its room.
-    fn earn(&self, slowest: &mut Instant, bytes: usize) {
-        if self.min_rate > 0 {
+    /// Notes bytes, which earn time at the smallest rate. However many arrive at once, they leave two times
+    /// `idle`: otherwise an upload could stand almost still for hours and keep its room.
+    pub(crate) fn arrived(&mut self, bytes: usize) {
+        self.read_at = Instant::now();
+        let BodyLimits { idle, min_rate, .. } = self.limits;
+        if min_rate > 0 {
             #[expect(clippy::cast_precision_loss, reason = "the size of a body")]
-            let earned = Duration::from_secs_f64(bytes as f64 / f64::from(self.min_rate));
-            *slowest = (*slowest + earned).min(Instant::now() + 2 * self.idle);
+            let earned = Duration::from_secs_f64(bytes as f64 / f64::from(min_rate));
+            self.slowest = (self.slowest + earned).min(self.read_at + 2 * idle);
         }
     }
 }
@@ -105,19 +124,19 @@ pub(super) async fn read(
         return Err(ApiError::PayloadTooLarge(limits.bytes));
     }
     let declared = usize::try_from(body.size_hint().lower()).unwrap_or(0);
-    let (mut slowest, mut received) = (Instant::now() + limits.idle, 0);
+    let (mut upload, mut received) = (Upload::begin(limits), 0);
     // Boxed, because few bodies have one.
     let mut decoder = coding.map(|coding| Decoder::new(coding, limits.bytes).map(Box::new)).transpose()?;
     let mut body = Limited::new(body, limits.bytes);
     let (mut first, mut joined) = (Bytes::new(), BytesMut::new());
     loop {
-        let (until, late) = limits.next_until(slowest);
+        let (until, late) = upload.next_until();
         let Ok(next) = timeout_at(until, body.frame()).await else { return Err(late) };
         let Some(frame) = next else { break };
         let frame = frame.map_err(|error| failure(&*error, limits.bytes))?;
         let Ok(data) = frame.into_data() else { continue };
         received += data.len();
-        limits.earn(&mut slowest, data.len());
+        upload.arrived(data.len());
         if let Some(decoder) = &mut decoder {
             Box::pin(decoder.decode(&data, held)).await?;
             continue;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::Router;
 use bytes::Bytes;
-use http::{HeaderName, HeaderValue, StatusCode};
+use http::{HeaderName, HeaderValue, StatusCode, Uri};
 use pointsman_endpoint_picker::{AnswerHead, Exchange, Pick, Refusal, RequestHead};
 use tokio::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
@@ -20,6 +20,7 @@ use crate::{
         DataThread,
         admit::check_rate,
         auth::authorize_client,
+        body::{BodyLimits, Upload},
         content_coding::{Coding, decode},
         peer::Sender,
         prepare::{Prepared, Received, Refused, prepare},
@@ -37,6 +38,8 @@ use crate::{
 
 /// Header that names the prefill engine to llm-d's sidecar in front of a decode engine.
 const PREFILLER: HeaderName = HeaderName::from_static("x-prefiller-host-port");
+/// The only endpoint of the gateway itself that reads a body.
+const ROUTE: &str = "/v1/route";
 
 /// One request.
 pub(super) struct GatewayExchange {
@@ -47,11 +50,11 @@ pub(super) struct GatewayExchange {
     sender: Sender,
     /// The endpoint of engines that is called; `None` if the gateway answers itself.
     endpoint: Option<Endpoint>,
+    reads_body: bool,
     /// The request's place among all of them; `None`: there are too many.
     place: Option<Share>,
     started: Instant,
-    /// When bytes of the body arrived last.
-    read_at: Instant,
+    upload: Upload,
     account: Option<Box<Account>>,
     caller: Caller,
     held: Share,
@@ -69,7 +72,10 @@ impl GatewayExchange {
     ) -> Self {
         let (state, upstream) = thread.context();
         let started = Instant::now();
-        let endpoint = endpoint_of(&head);
+        let target = posted(&head);
+        let path = target.as_ref().map(Uri::path);
+        let endpoint = path.and_then(Endpoint::posted);
+        let reads_body = endpoint.is_some() || path == Some(ROUTE);
         let account = endpoint.map(|endpoint| {
             let id = request_id(&head.headers);
             let mut account = Account::new(state.metrics.clone(), id, endpoint, started);
@@ -79,6 +85,7 @@ impl GatewayExchange {
             account
         });
         let (place, held) = (streams.reserve(1), state.body_bytes.share());
+        let upload = Upload::begin(BodyLimits::of(&state, started));
         state.metrics.ext_proc.begun();
         Self {
             state,
@@ -87,9 +94,10 @@ impl GatewayExchange {
             sender,
             head,
             endpoint,
+            reads_body,
             place,
             started,
-            read_at: started,
+            upload,
             account,
             caller: Caller::default(),
             held,
@@ -101,7 +109,7 @@ impl GatewayExchange {
     fn refuse(&mut self, error: &ApiError) -> Refusal {
         match self.account.take() {
             Some(mut account) => self.refuse_recorded(&mut account, error),
-            None => refusal(error.response(""), error.code()),
+            None => refusal(error.response(&request_id(&self.head.headers)), error.code()),
         }
     }
 
@@ -114,10 +122,21 @@ impl GatewayExchange {
         refusal
     }
 
+    /// Returns an empty share of the client's tenant in the bytes of bodies in flight.
+    fn body_share(&self) -> Share {
+        self.state.body_bytes.share_of(self.caller.tenant_hash())
+    }
+
+    /// Returns the gateway's own answer.
+    async fn own_answer(&mut self, body: Bytes) -> Refusal {
+        self.state.metrics.ext_proc.picked("own");
+        own_answer(self.own.clone(), &self.head, body, self.sender.clone()).await
+    }
+
     /// Returns the body without its content coding. Engines decode none.
     async fn decoded(&mut self, body: Bytes) -> Result<Bytes, Refusal> {
         let limit = self.state.settings.max_body_bytes;
-        let mut held = self.state.body_bytes.share();
+        let mut held = self.body_share();
         let decoded = match Coding::of(&self.head.headers) {
             Ok(None) => return Ok(body),
             Ok(Some(coding)) => decode(coding, &body, limit, &mut held).await,
@@ -162,24 +181,27 @@ impl Exchange for GatewayExchange {
             let (status, retry_after) = (StatusCode::SERVICE_UNAVAILABLE, Duration::from_secs(1));
             return Err(self.refuse(&ApiError::Overloaded { text: text.to_owned(), status, retry_after }));
         }
-        // The gateway's own endpoints do this themselves.
-        if self.endpoint.is_none() {
-            return Ok(());
+        // The gateway's own endpoints look at keys themselves.
+        if !self.reads_body {
+            return Err(self.own_answer(Bytes::new()).await);
         }
         // The drain refuses none: Envoy opens no more streams on this connection once it has the GOAWAY.
         let authorized = authorize_client(&self.state, &self.head.headers, &self.sender).await;
         let caller = authorized.map_err(|error| self.refuse(&error))?;
         if let Some(account) = &mut self.account {
             account.counts_for(self.state.tenant_metrics.of(caller.tenant_name()));
+            // The gateway's own endpoint counts its requests itself.
+            check_rate(&self.state, &caller).map_err(|error| self.refuse(&error))?;
         }
-        check_rate(&self.state, &caller).map_err(|error| self.refuse(&error))?;
         Coding::of(&self.head.headers).map_err(|error| self.refuse(&error))?;
         self.caller = caller;
+        self.held = self.body_share();
+        self.upload = Upload::begin(BodyLimits::of(&self.state, self.started));
         Ok(())
     }
 
     fn receive(&mut self, bytes: usize) -> Result<(), Refusal> {
-        self.read_at = Instant::now();
+        self.upload.arrived(bytes);
         let limit = self.state.settings.max_body_bytes;
         if self.held.amount() + bytes > limit {
             return Err(self.refuse(&ApiError::PayloadTooLarge(limit)));
@@ -189,12 +211,14 @@ impl Exchange for GatewayExchange {
 
     async fn pick(&mut self, body: Bytes) -> Result<Pick, Refusal> {
         let body = if self.endpoint.is_some() { self.decoded(body).await? } else { body };
+        let held = std::mem::replace(&mut self.held, self.state.body_bytes.share());
         let (Some(endpoint), Some(mut account)) = (self.endpoint, self.account.take()) else {
-            self.state.metrics.ext_proc.picked("own");
-            return Err(own_answer(self.own.clone(), &self.head, body, self.sender.clone()).await);
+            // The gateway's own endpoint counts the bytes itself.
+            drop(held);
+            return Err(self.own_answer(body).await);
         };
         account.stage("receive", self.started);
-        account.holds(std::mem::replace(&mut self.held, self.state.body_bytes.share()));
+        account.holds(held);
         let snapshot = self.state.registry.snapshot();
         let only = self.head.subset.as_ref().map(|subset| workers_of(subset, &snapshot));
         let (headers, caller) = (self.head.headers.clone(), std::mem::take(&mut self.caller));
@@ -243,10 +267,7 @@ impl Exchange for GatewayExchange {
     fn deadline(&self) -> Instant {
         match &self.proxied {
             Some(proxied) => proxied.deadline(),
-            None => {
-                let end = self.started + self.state.settings.request_timeout;
-                end.min(self.read_at + self.state.settings.body_idle_timeout)
-            }
+            None => self.upload.next_until().0,
         }
     }
 
@@ -260,15 +281,7 @@ impl Exchange for GatewayExchange {
             let error = proxied.time_passed()?;
             return Some(refusal(error.response(&proxied.account().request_id), error.code()));
         }
-        let idle = self.state.settings.body_idle_timeout;
-        let is_late = self.started.elapsed() >= self.state.settings.request_timeout;
-        let error = if self.must_end() {
-            ApiError::Draining
-        } else if is_late {
-            ApiError::Deadline
-        } else {
-            ApiError::RequestTimeout(idle)
-        };
+        let error = if self.must_end() { ApiError::Draining } else { self.upload.next_until().1 };
         Some(self.refuse(&error))
     }
 }
@@ -279,10 +292,9 @@ impl Drop for GatewayExchange {
     }
 }
 
-/// Returns the endpoint of engines that a request calls; `None` if no engine answers it.
-fn endpoint_of(head: &RequestHead) -> Option<Endpoint> {
-    let path = head.path.split('?').next().unwrap_or_default();
-    if head.method == "POST" { Endpoint::posted(path) } else { None }
+/// Returns the target of a POST request, which a proxy may send in absolute form, as HTTP/1.1 allows.
+fn posted(head: &RequestHead) -> Option<Uri> {
+    head.path.parse().ok().filter(|_| head.method == "POST")
 }
 
 fn no_address() -> ApiError {
