@@ -148,6 +148,19 @@ impl<P: Picker> Conversation<P> {
         }
     }
 
+    /// Records that there is no memory for the next message.
+    ///
+    /// # Errors
+    /// The stream ends with this status: no request is open.
+    pub(crate) fn without_room(&mut self, status: Status) -> Result<(), Status> {
+        let (Phase::Body(exchange, _) | Phase::Answer(exchange)) = &mut self.phase else {
+            return Err(status);
+        };
+        let refusal = exchange.without_room();
+        self.refuse(refusal);
+        Ok(())
+    }
+
     /// Takes a message of Envoy.
     ///
     /// # Errors

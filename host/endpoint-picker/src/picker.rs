@@ -30,6 +30,9 @@ pub trait Exchange: Send + 'static {
     /// The body is too large.
     fn receive(&mut self, bytes: usize) -> Result<(), Refusal>;
 
+    /// Records that there is no memory for the next message. Returns the refusal that ends the request.
+    fn without_room(&mut self) -> Refusal;
+
     /// Picks an endpoint for the request with this whole body; empty when it has none.
     fn pick(&mut self, body: Bytes) -> impl Future<Output = Result<Pick, Refusal>> + Send;
 

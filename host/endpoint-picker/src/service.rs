@@ -11,7 +11,7 @@ use envoy_types::pb::envoy::service::ext_proc::v3::{
 };
 use futures_util::{Stream, stream};
 use tokio::time::timeout_at;
-use tonic::{Request, Response, Status, Streaming};
+use tonic::{Code, Request, Response, Status, Streaming};
 
 use crate::{Picker, conversation::Conversation, message_bytes::Counted, silent::SilentStreams};
 
@@ -85,6 +85,10 @@ async fn next<P: Picker>(
             None => conversation.time_passed(),
             Some(Ok(Some(message))) => conversation.on(message).await,
             Some(Ok(None)) => return None,
+            // Only `message_bytes` gives this code.
+            Some(Err(status)) if status.code() == Code::ResourceExhausted => {
+                conversation.without_room(status)
+            }
             Some(Err(status)) => Err(status),
         };
         if let Err(status) = taken {

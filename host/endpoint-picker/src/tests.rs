@@ -63,6 +63,10 @@ impl Exchange for Recorded {
         if self.received > LIMIT { Err(refused(413)) } else { Ok(()) }
     }
 
+    fn without_room(&mut self) -> Refusal {
+        refused(503)
+    }
+
     async fn pick(&mut self, body: Bytes) -> Result<Pick, Refusal> {
         if self.head.subset.as_ref().is_some_and(Vec::is_empty) {
             return Err(refused(503));

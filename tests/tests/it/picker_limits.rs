@@ -155,3 +155,58 @@ async fn l1_a_tenant_behind_envoy_leaves_room_for_the_bodies_of_others() {
     drop(open);
     cluster.until("all is given back", |cluster| used(cluster) == 0).await.unwrap();
 }
+
+#[tokio::test]
+async fn r7_a_body_without_room_is_refused_and_recorded_however_its_messages_are_cut() {
+    let (cluster, picker) = started(|config| {
+        config.server.max_body_bytes = MIB;
+        config.limits.body_bytes_in_flight = 8 * MIB;
+    })
+    .await;
+    let open = uploads(&cluster, &picker, &[], (7, MIB)).await;
+    assert_eq!(used(&cluster), 7 * MIB);
+    let body = chat_of(360_000);
+    for (count, piece) in [(1.0, body.len()), (2.0, 100_000)] {
+        let mut carried = picker.open().await.unwrap();
+        carried.head("POST", CHAT, &[], false).unwrap();
+        body.as_bytes().chunks(piece).for_each(|piece| drop(carried.body(piece, false)));
+        let refused = carried.picked().await.unwrap();
+        let (status, text) = refused.refusal();
+        // R7.5
+        assert!(status == 503 && text.contains("body_bytes_in_flight"), "{status} {text}");
+        let set = refused.immediate.unwrap().headers.unwrap().set_headers;
+        // R7.5
+        assert!(
+            set.iter().any(|one| one.header.as_ref().is_some_and(|it| it.key == "retry-after")),
+            "{set:?}"
+        );
+        let recorded = "pointsman_requests_total{endpoint=\"chat_completions\",model=\"other\",status=\"503\",\
+                        code=\"body_bytes_in_flight\"";
+        // R7.5
+        cluster.until("it ended", |it| it.gateway.state().metrics.inflight.get() == 7).await.unwrap();
+        assert_eq!(cluster.metric(recorded).await.unwrap(), [count]);
+    }
+    drop(open);
+    cluster.until("all is given back", |cluster| used(cluster) == 0).await.unwrap();
+}
+
+#[tokio::test]
+async fn r7_an_answer_without_room_for_its_message_is_recorded_as_such() {
+    let (cluster, picker) = started(|config| {
+        config.server.max_body_bytes = MIB;
+        config.limits.body_bytes_in_flight = 8 * MIB;
+    })
+    .await;
+    let (_, mut carried) = picker.ask(CHAT, &[], &chat_of(9)).await.unwrap();
+    carried.answer_head(200, "application/json", None).unwrap();
+    carried.next().await.unwrap();
+    let open = uploads(&cluster, &picker, &[], (7, MIB - 1_000)).await;
+    carried.answer_body(&vec![b' '; 400_000], false).unwrap();
+    // R7.5
+    assert_eq!(carried.picked().await.unwrap().refusal().0, 503);
+    drop(open);
+    let outcome = cluster.newest_outcome().await.unwrap();
+    // R7.5
+    assert_eq!((&outcome["status"], &outcome["code"]), (&json!(503), &json!("body_bytes_in_flight")));
+    assert!(!cluster.worker(1).is_failing(), "it is not the engine's fault");
+}

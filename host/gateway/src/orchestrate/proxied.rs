@@ -154,6 +154,14 @@ impl ProxiedRequest {
         Some(self.drive.out_of_time())
     }
 
+    /// Ends the request with an error that says nothing of its workers.
+    pub(crate) fn give_up(&mut self, error: &ApiError) {
+        if !self.drive.legs.is_finished() {
+            self.drive.account.ended(error.status().as_u16(), error.code());
+            self.report(Event::ClientGone);
+        }
+    }
+
     /// Handles the head of the answer. `hides_body`: its body does not pass here.
     pub(crate) fn head(
         &mut self,

@@ -209,6 +209,13 @@ impl Exchange for GatewayExchange {
         reserve(&mut self.held, bytes).map_err(|error| self.refuse(&error))
     }
 
+    fn without_room(&mut self) -> Refusal {
+        let error = ApiError::BodyBytesInFlight(self.held.limit());
+        let Some(proxied) = &mut self.proxied else { return self.refuse(&error) };
+        proxied.give_up(&error);
+        refusal(error.response(&proxied.account().request_id), error.code())
+    }
+
     async fn pick(&mut self, body: Bytes) -> Result<Pick, Refusal> {
         let body = if self.endpoint.is_some() { self.decoded(body).await? } else { body };
         let held = std::mem::replace(&mut self.held, self.state.body_bytes.share());
