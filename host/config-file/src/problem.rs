@@ -132,17 +132,18 @@ impl fmt::Display for Problem {
 }
 
 impl ConfigErrors {
-    /// Returns a problem as it is shown: file, line and column, or the flag, before its text.
+    /// Returns a problem as it is shown, on one line: file, line and column, or the flag, before its text. A
+    /// file that it names may have a line end in its name.
     #[must_use]
     pub fn shown(&self, problem: &Problem) -> String {
         let place = match (&problem.flag, &self.file, problem.place) {
-            (Some(flag), ..) => return format!("{flag}: {}", problem.message),
+            (Some(flag), ..) => return format!("{flag}: {}", problem.message).replace('\n', "\\n"),
             (None, Some(file), Some((line, column))) => format!("{}:{line}:{column}: ", file.display()),
             (None, Some(file), None) => format!("{}: ", file.display()),
             (None, None, Some((line, _))) => format!("line {line}: "),
             (None, None, None) => String::new(),
         };
-        format!("{place}{problem}")
+        format!("{place}{problem}").replace('\n', "\\n")
     }
 }
 

@@ -99,6 +99,18 @@ fn a_valid_file_passes_with_its_policies_and_no_log_lines() {
 }
 
 #[test]
+fn o1_a_line_end_in_a_file_name_begins_no_line() {
+    let dir = with_config(
+        "[server]\nlisten = '127.0.0.1:0'\nadmin_listen = '127.0.0.1:0'\n[policies]\ndir = 'd'\n",
+    );
+    fs::create_dir(dir.path().join("d")).unwrap();
+    fs::write(dir.path().join("d/prefill\nok.wasm"), KV_AWARE).unwrap();
+    let (_, _, text) = pointsman(dir.path(), &["check-config", "p.toml"]);
+    // O1.6
+    assert!(text.contains("prefill\\nok.wasm") && !text.contains("\nok.wasm"), "{text}");
+}
+
+#[test]
 fn a_port_in_use_is_a_warning_and_equal_ports_are_a_problem() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap();
