@@ -22,7 +22,7 @@ use tonic::Status;
 
 use crate::{
     AnswerHead, Exchange, Picker, Refusal, RequestHead,
-    message::{self, Half, Head},
+    message::{self, Half, Head, MAX_HEAD, MAX_HEADERS},
     metadata,
     silent::Silent,
 };
@@ -31,8 +31,6 @@ use crate::{
 const FIRST_MESSAGE: Duration = Duration::from_secs(10);
 /// How long a stream may be open after the end of the answer.
 const LAST_MESSAGE: Duration = Duration::from_secs(10);
-/// Largest head of a request, bytes of names and values. Envoy's own limit is 60 KiB.
-const MAX_HEAD: usize = 64 * 1024;
 /// Number of messages that may come after the end of a body or of its trailers: proxies repeat the end.
 const MAX_SURPLUS: u32 = 16;
 
@@ -47,6 +45,8 @@ pub(crate) struct Conversation<P: Picker> {
     /// When the stream was opened, or the answer ended.
     since: Instant,
     surplus: u32,
+    /// Whether the headers of the answer have come.
+    is_answered: bool,
     /// Answers that were not sent yet.
     out: VecDeque<ProcessingResponse>,
 }
@@ -95,6 +95,7 @@ impl<P: Picker> Conversation<P> {
             modes: Modes::default(),
             since: Instant::now(),
             surplus: 0,
+            is_answered: false,
             out: VecDeque::new(),
         }
     }
@@ -207,7 +208,7 @@ impl<P: Picker> Conversation<P> {
             return Err(Status::invalid_argument("the request headers arrived a second time"));
         }
         self.silent = None;
-        if message::head_bytes(&message) > MAX_HEAD {
+        if message::is_too_large(&message) {
             self.refuse(too_large());
             return Ok(());
         }
@@ -258,6 +259,8 @@ impl<P: Picker> Conversation<P> {
     async fn request_trailers(&mut self) -> Result<(), Status> {
         if matches!(self.phase, Phase::Body(..)) {
             self.pick(false).await;
+        } else {
+            self.surplus(&[])?;
         }
         if !matches!(self.phase, Phase::Over) {
             self.out.push_back(message::trailers(Half::Request));
@@ -297,6 +300,9 @@ impl<P: Picker> Conversation<P> {
                 "the answer's headers arrived without those of the request: set request_header_mode to SEND",
             ));
         };
+        if std::mem::replace(&mut self.is_answered, true) {
+            return Err(Status::invalid_argument("the answer's headers arrived a second time"));
+        }
         let Head { status, headers, .. } = Head::of(message.headers);
         let hides_body = self.modes.answer == BodySendMode::None;
         let added = exchange.answered(AnswerHead { status, headers, served, details, hides_body });
@@ -328,6 +334,9 @@ impl<P: Picker> Conversation<P> {
     }
 
     fn answer_trailers(&mut self) -> Result<(), Status> {
+        if matches!(self.phase, Phase::Done) {
+            self.surplus(&[])?;
+        }
         self.finish();
         self.out.push_back(message::trailers(Half::Answer));
         Ok(())
@@ -335,10 +344,10 @@ impl<P: Picker> Conversation<P> {
 
     /// Ends the exchange with the answer.
     fn finish(&mut self) {
-        self.since = Instant::now();
         if let Phase::Body(mut exchange, _) | Phase::Answer(mut exchange) =
             std::mem::replace(&mut self.phase, Phase::Done)
         {
+            self.since = Instant::now();
             exchange.ended();
         }
     }
@@ -365,7 +374,9 @@ impl<P: Picker> Conversation<P> {
 
 /// The refusal of a head that is too large.
 fn too_large() -> Refusal {
-    let text = format!("reading the request headers: they have more than {MAX_HEAD} bytes; send fewer\n");
+    let text = format!(
+        "reading the request headers: more than {MAX_HEADERS}, or more than {MAX_HEAD} bytes; send fewer\n"
+    );
     Refusal { status: 431, code: "headers_too_large", headers: Vec::new(), body: text.into() }
 }
 

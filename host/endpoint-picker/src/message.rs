@@ -20,8 +20,11 @@ use crate::{Pick, Refusal, metadata};
 /// Largest chunk of a body that is sent to Envoy, bytes: below the 64 KiB that data planes accept.
 pub(crate) const CHUNK: usize = 62_000;
 
-/// Maximum number of headers that are read from a message.
-const MAX_HEADERS: usize = 256;
+/// Maximum number of headers of a request, and of those that are read of an answer.
+pub(crate) const MAX_HEADERS: usize = 256;
+
+/// Largest head of a request, bytes of names and values. Envoy's own limit is 60 KiB.
+pub(crate) const MAX_HEAD: usize = 64 * 1024;
 
 /// Half of an exchange that a message belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,10 +72,11 @@ impl Head {
     }
 }
 
-/// Returns the bytes of the names and values of a head.
-pub(crate) fn head_bytes(message: &HttpHeaders) -> usize {
-    let fields = message.headers.iter().flat_map(|headers| &headers.headers);
-    fields.map(|field| field.key.len() + field.value.len() + field.raw_value.len()).sum()
+/// Returns whether a request has more or longer headers than are read.
+pub(crate) fn is_too_large(message: &HttpHeaders) -> bool {
+    let Some(EnvoyHeaders { headers }) = &message.headers else { return false };
+    let bytes = headers.iter().map(|field| field.key.len() + field.value.len() + field.raw_value.len());
+    headers.len() > MAX_HEADERS || bytes.sum::<usize>() > MAX_HEAD
 }
 
 fn text(value: Vec<u8>) -> String {

@@ -64,6 +64,7 @@ where
             read: 0,
             rest: 0,
             room: None,
+            refused: None,
         }))
     }
 }
@@ -80,10 +81,14 @@ pub struct MessageBytes<B, P: Picker> {
     rest: usize,
     /// Room for the message.
     room: Option<P::Room>,
+    /// Why the message that comes next cannot be read.
+    refused: Option<Status>,
 }
 
 impl<B, P: Picker> MessageBytes<B, P> {
-    fn count(&mut self, mut data: &[u8]) -> Result<(), Status> {
+    /// Returns how many bytes can be read: those before a message for which there is no room.
+    fn count(&mut self, all: &[u8]) -> usize {
+        let mut data = all;
         while !data.is_empty() {
             if self.rest > 0 {
                 let taken = self.rest.min(data.len());
@@ -95,8 +100,11 @@ impl<B, P: Picker> MessageBytes<B, P> {
                 }
                 self.read += 1;
                 data = rest;
-                if self.read == PREFIX {
-                    self.begin()?;
+                if self.read == PREFIX
+                    && let Err(refused) = self.begin()
+                {
+                    self.refused = Some(refused);
+                    return (all.len() - data.len()).saturating_sub(PREFIX);
                 }
             }
         }
@@ -104,7 +112,7 @@ impl<B, P: Picker> MessageBytes<B, P> {
             // It is whole: who gets it counts its bytes.
             self.room = None;
         }
-        Ok(())
+        all.len()
     }
 
     fn begin(&mut self) -> Result<(), Status> {
@@ -141,19 +149,19 @@ where
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
         let this = self.get_mut();
+        if let Some(refused) = this.refused.take() {
+            return Poll::Ready(Some(Err(refused.into())));
+        }
         let frame = ready!(Pin::new(&mut this.body).poll_frame(cx));
         let Some(frame) = frame else { return Poll::Ready(None) };
-        let frame = frame.map_err(Into::into);
-        if let Ok(frame) = &frame
-            && let Some(data) = frame.data_ref()
-            && let Err(status) = this.count(data)
-        {
-            return Poll::Ready(Some(Err(status.into())));
-        }
-        Poll::Ready(Some(frame))
+        let cut = |mut data: Bytes| {
+            data.truncate(this.count(&data));
+            data
+        };
+        Poll::Ready(Some(frame.map(|frame| frame.map_data(cut)).map_err(Into::into)))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
+        self.refused.is_none() && self.body.is_end_stream()
     }
 }

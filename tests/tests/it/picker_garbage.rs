@@ -165,6 +165,12 @@ fn answer_body() -> Part {
     Part::ResponseBody(HttpBody { body: b"data: {}\n\n".to_vec(), ..HttpBody::default() })
 }
 
+/// A request, and messages of one kind.
+fn with_many(part: &dyn Fn() -> Part) -> Vec<Bytes> {
+    let request = [head(), body(&chat(), true)].into_iter();
+    request.chain((0..50).map(|_| part())).map(|part| message(Some(part))).collect()
+}
+
 async fn until_booked(cluster: &TestCluster, count: u32) {
     cluster.until("booked", |cluster| cluster.booked() == count).await.unwrap();
 }
@@ -228,21 +234,30 @@ async fn r7_messages_that_break_the_protocol_end_their_stream_with_a_status() {
             [head(), body(&chat(), true), body("{}", false)].map(|part| message(Some(part))).into(),
         ),
         (
-            "ends of the body without an end",
-            Code::ResourceExhausted,
-            [head(), body(&chat(), true)]
-                .into_iter()
-                .chain((0..50).map(|_| body("", true)))
+            "the answer's head twice",
+            invalid,
+            [head(), body(&chat(), true), answer_head(), answer_head()]
                 .map(|part| message(Some(part)))
-                .collect(),
+                .into(),
         ),
+        (
+            "trailers without an end",
+            Code::ResourceExhausted,
+            with_many(&|| Part::RequestTrailers(HttpTrailers::default())),
+        ),
+        (
+            "trailers of the answer without an end",
+            Code::ResourceExhausted,
+            with_many(&|| Part::ResponseTrailers(HttpTrailers::default())),
+        ),
+        ("ends of the body without an end", Code::ResourceExhausted, with_many(&|| body("", true))),
     ];
     for (what, code, messages) in cases {
         let mut talk = proxy.open().await;
         for message in messages {
             talk.bytes(message, false);
         }
-        // R7.1
+        // R7.1, R7.6
         assert_eq!(talk.status().await, Some(code as i32), "{what}");
         // R7.2
         cluster.at_rest().await.unwrap();
@@ -361,9 +376,11 @@ async fn r7_large_messages_have_limits_alone_and_together() {
     // R3.7: refused with 431, in a message.
     assert_eq!(talk.status().await, Some(0));
     let picker = PickerClient::connect(cluster.gateway.ext_proc.unwrap()).await.unwrap();
-    let (refused, _) = picker.ask(CHAT, &[("a", &large)], &chat()).await.unwrap();
-    // R3.7
-    assert_eq!(refused.refusal().0, 431);
+    for many in [&[("a", &*large)][..], &[("a", ""); 300]] {
+        let (refused, _) = picker.ask(CHAT, many, &chat()).await.unwrap();
+        // R3.7
+        assert_eq!(refused.refusal().0, 431);
+    }
     let mut talk = proxy.open().await;
     talk.bytes(Bytes::from_static(&[0, 0x7f, 0, 0, 0, 1]), false);
     // R7.3

@@ -22,9 +22,11 @@ pub(super) fn workers_of(endpoints: &[String], snapshot: &Snapshot) -> Vec<Worke
         }
     }
     sockets.sort_unstable();
+    hosts.sort_unstable();
     let is_named = |spec: &WorkerSpec| {
         let address = address_of(spec);
-        address.is_some_and(|own| sockets.binary_search(&own).is_ok() || hosts.contains(&own.ip()))
+        address
+            .is_some_and(|own| sockets.binary_search(&own).is_ok() || hosts.binary_search(&own.ip()).is_ok())
     };
     let workers = snapshot.workers().iter().filter(|worker| is_named(worker.spec()));
     workers.map(|worker| worker.id()).collect()
