@@ -111,6 +111,8 @@ pub(crate) struct PromptUsage {
     pub tokens: u32,
     /// Those of them that were cached, if the engine reports them.
     pub cached_tokens: Option<u32>,
+    /// Those that the engine wrote into its cache, if it reports them.
+    pub created_tokens: Option<u32>,
 }
 
 /// Content of the prefill answer of a completed handoff.

@@ -84,6 +84,8 @@ pub(crate) struct Drive {
     pub(crate) gone: CancellationToken,
     /// Cached prompt tokens that the prefill leg reported. The decode leg's own number is wrong then.
     pub(crate) cached_tokens: Option<u32>,
+    /// Prompt tokens that the prefill engine wrote into its cache, if it reports them.
+    pub(crate) created_tokens: Option<u32>,
     /// From what the stream may be continued, or why it never is (I14).
     form: Result<continuation::Form, Reason>,
     /// The request for the rest of an answer whose engine failed.
@@ -191,6 +193,7 @@ impl Drive {
             deadline,
             gone,
             cached_tokens: None,
+            created_tokens: None,
             form,
             rest: None,
             awaits_token: false,

@@ -42,9 +42,12 @@ fn refusal(body: &Value) -> Option<&'static str> {
         .then_some("thinking.budget_tokens must be less than max_tokens")
 }
 
-/// A message's usage, in which so many tokens of the prompt were cached.
+/// A message's usage, in which so many tokens of the prompt were cached. The other full blocks of the prompt
+/// were written into the cache.
 fn usage(cached: u64, output: u64) -> Value {
-    json!({ "input_tokens": PROMPT - cached, "output_tokens": output, "cache_read_input_tokens": cached })
+    let created = (PROMPT - cached) / 16 * 16;
+    json!({ "input_tokens": PROMPT - cached - created, "output_tokens": output,
+        "cache_read_input_tokens": cached, "cache_creation_input_tokens": created })
 }
 
 fn events(cached: u64) -> String {

@@ -122,7 +122,7 @@ fn c7_the_parameters_of_a_real_engine_are_read_and_stay_opaque() {
     let answer = connector_for(&spec(NIXL)).read_prefill(recorded);
     let PrefillAnswer::Handoff { parameters, prompt } = answer else { panic!("{answer:?}") };
     // C7.4
-    assert_eq!(prompt, PromptUsage { tokens: 289, cached_tokens: Some(0) });
+    assert_eq!(prompt, PromptUsage { tokens: 289, cached_tokens: Some(0), created_tokens: None });
     // C7.2
     assert_eq!(value(parameters.as_bytes()), value(recorded)["kv_transfer_params"]);
     // Decode gets the parameters that the recorded decode request carried.

@@ -71,6 +71,10 @@ impl Drive {
             PrefillAnswer::Handoff { parameters, prompt } => {
                 self.state.metrics.handoff("complete");
                 (self.handoff, self.cached_tokens) = (Some(parameters), prompt.cached_tokens);
+                // The prompt of a rest contains what the client got already.
+                if self.rest.is_none() {
+                    self.created_tokens = prompt.created_tokens;
+                }
                 self.prompt_computed(prompt);
                 self.attempts.commit(lease);
                 Event::PrefillHandoff

@@ -36,7 +36,7 @@ impl Drive {
     /// rest contains what the client got already, and does not count.
     pub(super) fn prompt_computed(&mut self, prompt: PromptUsage) {
         if prompt.tokens > 0 && self.rest.is_none() {
-            let PromptUsage { tokens: prompt_tokens, cached_tokens } = prompt;
+            let PromptUsage { tokens: prompt_tokens, cached_tokens, .. } = prompt;
             let usage = Usage { prompt_tokens, completion_tokens: None, cached_tokens };
             self.account.usage(self.within_context(Leg::Prefill, usage));
         }
@@ -46,7 +46,7 @@ impl Drive {
     /// answer.
     pub(super) fn forget_prompt(&mut self) {
         if self.rest.is_none() {
-            self.cached_tokens = None;
+            (self.cached_tokens, self.created_tokens) = (None, None);
             self.account.forget_prompt();
         }
     }
@@ -89,7 +89,7 @@ impl Drive {
     pub(crate) fn shown_cached_tokens(&self) -> CachedTokens {
         match self.cached_tokens {
             _ if self.decode_knows_cached_tokens() => CachedTokens::OfAnswer,
-            Some(cached) => CachedTokens::OfPrefill(cached),
+            Some(cached) => CachedTokens::OfPrefill(cached, self.created_tokens),
             None if self.prefill_runs() => CachedTokens::OfAnswer,
             None => CachedTokens::Unknown,
         }

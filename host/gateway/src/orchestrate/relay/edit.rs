@@ -22,8 +22,8 @@ use crate::{
 pub(crate) enum CachedTokens {
     /// Those that the answer says.
     OfAnswer,
-    /// Those that the prefill engine says.
-    OfPrefill(u32),
+    /// Those that the prefill engine says, and those that it wrote into its cache, if it says that.
+    OfPrefill(u32, Option<u32>),
     /// The answer is wrong, and the prefill engine says nothing.
     Unknown,
 }
@@ -49,12 +49,14 @@ pub(crate) fn edit(bytes: &[u8], seen: &Seen, cached: CachedTokens, format: Form
     if cached == CachedTokens::OfAnswer {
         return None;
     }
-    if let Some(place) = &seen.cached_at {
-        let text = match cached {
-            CachedTokens::OfPrefill(cached) => cached.to_string(),
-            _ => "null".to_owned(),
-        };
-        return spliced(bytes, place.clone(), text.as_bytes());
+    if let Some(place) = seen.cached_at.clone() {
+        match cached {
+            CachedTokens::OfPrefill(cached, None) => {
+                return spliced(bytes, place, cached.to_string().as_bytes());
+            }
+            CachedTokens::OfPrefill(..) => {}
+            _ => return spliced(bytes, place, b"null"),
+        }
     }
     seen.usage?;
     let answer: WithUsage<'_> = serde_json::from_slice(sse::object(bytes)).ok()?;
@@ -63,24 +65,18 @@ pub(crate) fn edit(bytes: &[u8], seen: &Seen, cached: CachedTokens, format: Form
     spliced(bytes, from..from + usage.len(), &counts(usage, cached, format)?)
 }
 
-/// Returns a usage with other cached tokens. A usage that does not count them gets those that prefill had.
-/// Those of a message are not among its input tokens, so the sum of both stays [B8.11].
+/// Returns a usage with other cached tokens. A usage that does not count them gets those that prefill had
+/// [B8.11].
 fn counts(usage: &str, cached: CachedTokens, format: Format) -> Option<Bytes> {
     let usage = JsonBody::parse(Bytes::copy_from_slice(usage.as_bytes())).ok()?;
     let number = |json: &JsonBody, key: &str| json.get(key)?.parse::<u32>().ok();
     // Where it is not known, the number may not be null.
-    let cached = if let CachedTokens::OfPrefill(cached) = cached { cached } else { 0 };
-    if format == Format::Anthropic {
-        const READ: &str = "cache_read_input_tokens";
-        let read = number(&usage, READ).or_else(|| (cached > 0).then_some(0))?;
-        let sum = number(&usage, "input_tokens")?.checked_add(read)?;
-        let cached = cached.min(sum);
-        let edit = usage.edit().set("input_tokens", (sum - cached).to_string());
-        return Some(edit.set(READ, cached.to_string()).finish());
-    }
-    let (prompt, details) = match format {
-        Format::OpenAi => ("prompt_tokens", "prompt_tokens_details"),
-        Format::Responses => ("input_tokens", "input_tokens_details"),
+    let (cached, created) =
+        if let CachedTokens::OfPrefill(cached, created) = cached { (cached, created) } else { (0, None) };
+    let (prompt, details, written) = match format {
+        Format::OpenAi => ("prompt_tokens", "prompt_tokens_details", "created_cache_tokens"),
+        Format::Responses => ("input_tokens", "input_tokens_details", "cache_write_tokens"),
+        Format::Anthropic => return counts_of_message(&usage, number, cached, created),
         _ => return None,
     };
     let prompt = number(&usage, prompt)?;
@@ -88,8 +84,36 @@ fn counts(usage: &str, cached: CachedTokens, format: Format) -> Option<Bytes> {
     if cached == 0 && number(&inner, "cached_tokens").is_none() {
         return None;
     }
-    let inner = inner.edit().set("cached_tokens", cached.min(prompt).to_string()).finish();
+    let mut edit = inner.edit().set("cached_tokens", cached.min(prompt).to_string());
+    if let Some(created) = created.filter(|_| number(&inner, written).is_some()) {
+        edit = edit.set(written, created.min(prompt).to_string());
+    }
+    let inner = edit.finish();
     Some(usage.edit().set(details, std::str::from_utf8(&inner).ok()?).finish())
+}
+
+/// The same for a message. Tokens that were cached, or written into the cache, are not among its input
+/// tokens, so the sum of all stays.
+fn counts_of_message(
+    usage: &JsonBody,
+    number: impl Fn(&JsonBody, &str) -> Option<u32>,
+    cached: u32,
+    created: Option<u32>,
+) -> Option<Bytes> {
+    const READ: &str = "cache_read_input_tokens";
+    const WRITTEN: &str = "cache_creation_input_tokens";
+    let (read, written) = (number(usage, READ), number(usage, WRITTEN));
+    let read = read.or_else(|| (cached > 0).then_some(0))?;
+    let sum = number(usage, "input_tokens")?.checked_add(read)?.checked_add(written.unwrap_or(0))?;
+    let cached = cached.min(sum);
+    let created = created.or(written).filter(|created| written.is_some() || *created > 0);
+    let created = created.map(|created| created.min(sum - cached));
+    let rest = sum - cached - created.unwrap_or(0);
+    let mut edit = usage.edit().set("input_tokens", rest.to_string()).set(READ, cached.to_string());
+    if let Some(created) = created {
+        edit = edit.set(WRITTEN, created.to_string());
+    }
+    Some(edit.finish())
 }
 
 /// Returns the bytes with this text in a place of them.
@@ -140,7 +164,7 @@ mod tests {
         let last = seen::event(Format::Responses, event.as_bytes());
         for (text, seen) in [(response, whole), (&event, last)] {
             let edited =
-                edit(text.as_bytes(), &seen, CachedTokens::OfPrefill(288), Format::Responses).unwrap();
+                edit(text.as_bytes(), &seen, CachedTokens::OfPrefill(288, None), Format::Responses).unwrap();
             // B8.11
             assert_eq!(
                 String::from_utf8(edited).unwrap(),
@@ -192,11 +216,44 @@ mod tests {
             anthropic.map(|(usage, expected)| (Format::Anthropic, usage.to_owned(), expected.to_owned()));
         for (format, usage, expected) in cases.chain(anthropic) {
             // C7.4, B8.11
-            assert_eq!(text(&usage, CachedTokens::OfPrefill(4), format), Some(expected), "{format:?}");
+            assert_eq!(text(&usage, CachedTokens::OfPrefill(4, None), format), Some(expected), "{format:?}");
             let has_number = usage.contains("_tokens\":1");
-            for nothing in [CachedTokens::OfPrefill(0), CachedTokens::Unknown] {
+            for nothing in [CachedTokens::OfPrefill(0, None), CachedTokens::Unknown] {
                 assert_eq!(text(&usage, nothing, format).is_some(), has_number, "{format:?} {usage}");
             }
+        }
+    }
+
+    #[test]
+    fn b8_a_usage_has_the_tokens_that_prefill_wrote_into_its_cache() {
+        let openai =
+            r#"{"prompt_tokens":9,"prompt_tokens_details":{"cached_tokens":8,"created_cache_tokens":0}}"#;
+        let event = format!("data: {{\"choices\":[],\"usage\":{openai}}}\n\n");
+        let seen = seen::event(Format::OpenAi, event.as_bytes());
+        let edited = edit(event.as_bytes(), &seen, CachedTokens::OfPrefill(2, Some(6)), Format::OpenAi);
+        let expected = event.replace("tokens\":8", "tokens\":2").replace("tokens\":0", "tokens\":6");
+        // B8.11
+        assert_eq!(String::from_utf8(edited.unwrap()).unwrap(), expected);
+        for (format, usage, expected) in [
+            (
+                Format::Responses,
+                r#"{"input_tokens":9,"input_tokens_details":{"cached_tokens":8,"cache_write_tokens":0}}"#,
+                r#"{"input_tokens":9,"input_tokens_details":{"cached_tokens":2,"cache_write_tokens":6}}"#,
+            ),
+            (
+                Format::Anthropic,
+                r#"{"input_tokens":1,"cache_read_input_tokens":8,"cache_creation_input_tokens":0}"#,
+                r#"{"input_tokens":1,"cache_read_input_tokens":2,"cache_creation_input_tokens":6}"#,
+            ),
+            (
+                Format::OpenAi,
+                r#"{"prompt_tokens":9,"prompt_tokens_details":{"cached_tokens":8,"created_cache_tokens":null}}"#,
+                r#"{"prompt_tokens":9,"prompt_tokens_details":{"cached_tokens":2,"created_cache_tokens":null}}"#,
+            ),
+        ] {
+            let edited = counts(usage, CachedTokens::OfPrefill(2, Some(6)), format).unwrap();
+            // B8.11
+            assert_eq!(String::from_utf8(edited.to_vec()).unwrap(), expected);
         }
     }
 
