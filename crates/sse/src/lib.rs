@@ -79,7 +79,7 @@ pub fn is_event(bytes: &[u8]) -> bool {
         match name {
             b"data" => last_data = Some(value),
             b"event" => is_named = true,
-            b"" | b"id" | b"retry" => {}
+            b"" | b" " | b"id" | b"retry" => {}
             _ => return false,
         }
     }

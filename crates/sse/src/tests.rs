@@ -358,7 +358,7 @@ fn an_event_without_end_is_bounded() {
 
 #[test]
 fn garbage_is_told_from_events() {
-    for event in ["data: {}\n\n", ": ping\n\n", "event: x\ndata: 1\n\n", "\n\n"] {
+    for event in ["data: {}\n\n", ": ping\n\n", " \ndata: {}\n\n", "event: x\ndata: 1\n\n", "\n\n"] {
         assert!(is_event(event.as_bytes()), "{event:?}");
     }
     // The last one is an event that an engine cut short.

@@ -296,12 +296,24 @@ impl Streaming {
         }
     }
 
-    fn split(&mut self, piece: &[u8]) -> anyhow::Result<()> {
+    /// A keep-alive of the gateway, a line of one space, counts as an event.
+    fn split(&mut self, mut piece: &[u8]) -> anyhow::Result<()> {
+        while self.splitter.rest() == 0
+            && let Some(rest) = piece.strip_prefix(b" \n")
+        {
+            self.events.push_back(" ".to_owned());
+            piece = rest;
+        }
         self.splitter.room().extend_from_slice(piece);
         let whole = self.splitter.whole()?;
         let bytes = self.splitter.first(whole);
         for event in sse::events(bytes).filter_map(|place| bytes.get(place)) {
-            let event = std::str::from_utf8(event)?.trim_end();
+            let mut event = std::str::from_utf8(event)?;
+            while let Some(rest) = event.strip_prefix(" \n") {
+                self.events.push_back(" ".to_owned());
+                event = rest;
+            }
+            let event = event.trim_end();
             if !event.is_empty() {
                 self.events.push_back(event.to_owned());
             }

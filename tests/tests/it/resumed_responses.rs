@@ -18,7 +18,7 @@ const DELTA: &str = "event: response.output_text.delta\n\
 const COMPLETED: &str = "event: response.completed\n\
                          data: {\"type\":\"response.completed\",\"sequence_number\":2,\"response\":{}}\n\n";
 const HALF: &str = "event: response.output_text.delta\ndata: {\"type\":\"response.output_te";
-const COMMENT: &str = ": waiting for the engine\n\n";
+const COMMENT: &str = " \n";
 const MS: Duration = Duration::from_millis(1);
 
 /// A gateway in front of an engine that answers a call about a stored response with `acts`.

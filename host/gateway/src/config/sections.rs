@@ -136,7 +136,7 @@ pub struct Timeouts {
     /// progress; the larger of the two limits counts.
     #[key(default = secs(360), positive)]
     pub event_idle_max: Duration,
-    /// Silence of a stream after which its client gets an SSE comment; 0: never.
+    /// Silence of a stream after which its client gets a keep-alive; 0: never.
     #[key(default = secs(15))]
     pub stream_comment: Duration,
     /// Time limit of a call that aborts a leg.

@@ -80,6 +80,18 @@ impl Format {
     pub(crate) fn has_last_event(self) -> bool {
         self.is_named() || self == Self::Transcript
     }
+
+    /// Returns what the client of a silent stream gets between events, so that neither it nor a proxy gives
+    /// up. Readers of the standard skip a line without a colon whose name they do not know. A blank line, as
+    /// after a comment, ends a stream of openai-go before 3.43, and of openai-python after an event with an
+    /// id: both take it for an event. A comment ends a measurement of `vllm bench serve` and of SGLang's
+    /// `bench_serving`, which strip blanks.
+    pub(crate) fn keep_alive(self) -> &'static [u8] {
+        match self {
+            Self::Anthropic => b"event: ping\ndata: {\"type\": \"ping\"}\n\n",
+            _ => b" \n",
+        }
+    }
 }
 
 /// Keys of a body's prompt.

@@ -57,7 +57,7 @@ pub(crate) use detached::drain;
 pub(crate) use edit::{CachedTokens, edit, hide_ids};
 pub(crate) use eligible::form_of;
 pub(crate) use end::{end_last_event, ended_early};
-pub(crate) use limits::{COMMENT, END_GRACE};
+pub(crate) use limits::END_GRACE;
 pub(crate) use prefill_answer::prefill_answer;
 use resume::Resumption;
 

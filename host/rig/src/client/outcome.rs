@@ -35,7 +35,8 @@ fn is_error(json: &Value) -> bool {
 }
 
 fn judge_stream(text: &str) -> Outcome {
-    let events: Vec<&str> = text.split_terminator("\n\n").filter(|event| !event.starts_with(':')).collect();
+    let events = text.split_terminator("\n\n").map(str::trim_start);
+    let events: Vec<&str> = events.filter(|event| !event.is_empty() && !event.starts_with(':')).collect();
     for (place, event) in events.iter().enumerate() {
         let rest = events.get(place + 1..).unwrap_or_default();
         let Some(data) = event.strip_prefix("data: ") else {
@@ -82,7 +83,7 @@ mod tests {
     #[test]
     fn streams() {
         let judged = |parts: &[&str]| judge(true, &parts.concat(), true);
-        assert_eq!(judged(&[": comment\n\n", TOKEN, DONE]), Outcome::Streamed);
+        assert_eq!(judged(&[": comment\n\n", " \n \n", TOKEN, " \n", DONE]), Outcome::Streamed);
         assert_eq!(judged(&[TOKEN, ERROR]), Outcome::OneError);
         assert_eq!(judged(&[TOKEN, ERROR, DONE]), Outcome::OneError);
         let invalid: [&[&str]; 5] = [

@@ -13,7 +13,7 @@ use http_body::{Body, Frame, SizeHint};
 use tokio::time::{Duration, Instant, Sleep};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::{MAX_CHUNK, Relay, limits::COMMENT};
+use super::{MAX_CHUNK, Relay};
 use crate::{
     openai::error::ApiError,
     orchestrate::{Drive, client::connection::ClientConnection},
@@ -57,6 +57,8 @@ struct Continued {
     tracker: TaskTracker,
     /// When the client gets the next comment, and how often it does; `None`: it gets none.
     comment: Option<(Pin<Box<Sleep>>, Duration)>,
+    /// Its bytes.
+    keep_alive: &'static [u8],
 }
 
 impl Answer {
@@ -175,7 +177,7 @@ impl Body for Answer {
                 if blocked || running.poll_comment(cx).is_pending() {
                     return Poll::Pending;
                 }
-                Some(Bytes::from_static(COMMENT))
+                Some(Bytes::from_static(running.keep_alive))
             }
         };
         Poll::Ready(next.map(|bytes| Ok(Frame::data(bytes))))
@@ -213,8 +215,9 @@ impl Continued {
         let (gone, tracker) = (relay.drive.gone.clone(), state.tracker.clone());
         let comment = (!every.is_zero() && relay.bytes.is_none())
             .then(|| (Box::pin(tokio::time::sleep_until(due)), every));
+        let keep_alive = relay.format.keep_alive();
         let resumed = tracker.spawn(relay.resume());
-        Self { relay: Box::pin(async move { resumed.await.ok() }), gone, tracker, comment }
+        Self { relay: Box::pin(async move { resumed.await.ok() }), gone, tracker, comment, keep_alive }
     }
 
     fn poll_comment(&mut self, cx: &mut Context<'_>) -> Poll<()> {

@@ -17,8 +17,6 @@ use crate::{
 pub(crate) const END_GRACE: Duration = Duration::from_secs(1);
 /// How often a stream without an event checks whether its worker is down.
 const HEALTH_INTERVAL: Duration = Duration::from_millis(500);
-/// Comment that the client of a silent stream gets. Every parser of events skips it.
-pub(crate) const COMMENT: &[u8] = b": waiting for the engine\n\n";
 
 impl Relay {
     /// Sets the timer to the next moment at which time has to be looked at. The first event and the end of
@@ -78,7 +76,7 @@ impl Relay {
         }
         if self.comment_at().is_some_and(|at| now >= at) {
             self.commented_at = now;
-            self.out.extend_from_slice(COMMENT);
+            self.out.extend_from_slice(self.format.keep_alive());
         }
         let limits = &self.drive.state.settings.leg_timeouts;
         if self.begun && now >= limits.pause().half(self.event_at) {

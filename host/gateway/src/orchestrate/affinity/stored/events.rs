@@ -19,7 +19,7 @@ use crate::{
     },
     orchestrate::{
         answer::first_event::error_in,
-        relay::{COMMENT, END_GRACE, end_last_event, ended_early},
+        relay::{END_GRACE, end_last_event, ended_early},
     },
     state::{drain_end::DrainEnd, settings::LegTimeouts},
     telemetry::account::Account,
@@ -177,7 +177,7 @@ impl StoredEvents {
     fn comment_if_due(&mut self, now: Instant) {
         if self.comment_at().is_some_and(|at| now >= at) {
             self.commented_at = now;
-            self.out.extend_from_slice(COMMENT);
+            self.out.extend_from_slice(Format::Responses.keep_alive());
         }
     }
 
