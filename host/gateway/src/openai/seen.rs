@@ -16,8 +16,9 @@ use crate::openai::{
 #[cfg(test)]
 mod tests;
 
-/// Finish reason of a message that its engine gave up. vLLM writes a `stop_reason` of null then.
-const GIVEN_UP: &str = "abort";
+/// Finish reason of a message that ended with nothing. vLLM writes a `stop_reason` of null for one that it
+/// gave up, and other servers for others.
+pub(crate) const GIVEN_UP: &str = "abort";
 
 /// The parts of a named event's data, and of a whole answer, that matter here.
 #[derive(Default, Deserialize)]
@@ -39,6 +40,9 @@ struct ReportedFields<'a> {
     kind: Option<&'a str>,
     /// Why a message ended.
     stop_reason: Option<String>,
+    /// What a message has.
+    #[serde(borrow)]
+    content: Option<&'a RawValue>,
 }
 
 #[derive(Default, Deserialize)]
@@ -50,8 +54,7 @@ struct Inner {
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Delta<'a> {
-    /// `None` if it is missing, and `null` has a text, too.
-    #[serde(borrow, deserialize_with = "some")]
+    #[serde(borrow)]
     stop_reason: Option<&'a RawValue>,
 }
 
@@ -125,9 +128,9 @@ pub(crate) fn of_whole_answer(is_chat: bool, body: &[u8], seen: Seen) -> Seen {
     };
     // So does a finish reason outside of choices.
     let failed_end = seen.failed_end.filter(|_| reported.choices.is_some());
-    // vLLM knows no stop reason of a message that it gave up.
-    let lacks_reason = reported.kind == Some("message") && reported.stop_reason.is_none();
-    let failed_end = failed_end.or(lacks_reason.then_some(GIVEN_UP));
+    let has_content = reported.content.is_none_or(|list| list.get().contains(['{', '"']));
+    let has_nothing = reported.kind == Some("message") && reported.stop_reason.is_none() && !has_content;
+    let failed_end = failed_end.or(has_nothing.then_some(GIVEN_UP));
     let usage = reported.usage.and_then(Counts::usage);
     Seen { error: is_error, failed_end, usage, cached_at: None, ..seen }
 }
@@ -197,7 +200,10 @@ fn kind(event: &[u8]) -> &[u8] {
 /// they know whether they will generate anything.
 #[must_use]
 pub(crate) fn is_announcement(event: &[u8]) -> bool {
-    matches!(kind(event), b"response.created" | b"response.in_progress" | b"message_start" | b"ping")
+    matches!(
+        kind(event),
+        b"response.created" | b"response.in_progress" | b"message_start" | b"message_delta" | b"ping"
+    )
 }
 
 fn reported(event: &[u8]) -> ReportedFields<'_> {
@@ -212,10 +218,8 @@ fn named(event: &[u8]) -> Seen {
         b"message_start" => Seen { usage: usage(reported()), ..Seen::default() },
         b"message_delta" => {
             let reported = reported();
-            let reason = reported.delta.as_ref().and_then(|delta| delta.stop_reason.map(RawValue::get));
-            let failed_end = reason.filter(|reason| *reason == "null").map(|_| GIVEN_UP);
-            let finish = reason.is_some() && failed_end.is_none();
-            Seen { finish, failed_end, usage: usage(reported), ..Seen::default() }
+            let finish = reported.delta.as_ref().is_some_and(|delta| delta.stop_reason.is_some());
+            Seen { finish, usage: usage(reported), ..Seen::default() }
         }
         b"message_stop" => Seen { done: true, ..Seen::default() },
         b"response.completed" | b"response.incomplete" | b"response.failed" | b"response.cancelled" => {

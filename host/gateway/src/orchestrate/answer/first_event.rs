@@ -108,15 +108,14 @@ impl Drive {
 /// Looks at the first event of a stream.
 ///
 /// # Errors
-/// The error that the event is. A chat or completion that ends with it has no choice.
+/// The error that the event is. A chat or completion that ends with it has no choice, and a message nothing.
 fn look_at_first(endpoint: Endpoint, event: &[u8]) -> Result<Seen, CallError> {
     let format = endpoint.format();
     let mut seen = seen::event(format, event);
     // The name may stand behind the data.
     seen.error |= !format.is_named() && sse::name(event) == Some(b"error");
     let error = error_in(&seen, event).or_else(|| overload_of_response(format, event));
-    let is_empty = seen.done && matches!(endpoint, Endpoint::ChatCompletions | Endpoint::Completions);
-    error.or_else(|| is_empty.then(without_choices)).map_or(Ok(seen), Err)
+    error.or_else(|| if seen.done { without_anything(endpoint) } else { None }).map_or(Ok(seen), Err)
 }
 
 /// What the first events of a stream say.
@@ -170,7 +169,7 @@ fn may_wait(request: &Request, event: &[u8], seen: &Seen, is_first: bool) -> boo
     match request.endpoint {
         Endpoint::ChatCompletions => is_first && has_only_role(seen),
         Endpoint::Responses | Endpoint::Messages => {
-            seen::is_announcement(event) && !is_in_background(request)
+            seen::is_announcement(event) && !seen.finish && !is_in_background(request)
         }
         _ => false,
     }
@@ -216,9 +215,15 @@ pub(super) fn no_event_stream(content_type: &[u8]) -> CallError {
     CallError::Protocol(format!("expected text/event-stream, got content type `{shown}`"))
 }
 
-/// Returns the error of a stream that ends before any choice.
-fn without_choices() -> CallError {
-    CallError::Protocol("the stream ended before any choice".to_owned())
+/// Returns the error of a stream that ends before any part of an answer, if it is one.
+fn without_anything(endpoint: Endpoint) -> Option<CallError> {
+    match endpoint {
+        Endpoint::ChatCompletions | Endpoint::Completions => {
+            Some(CallError::Protocol("the stream ended before any choice".to_owned()))
+        }
+        Endpoint::Messages => Some(CallError::GaveUp(seen::GIVEN_UP)),
+        _ => None,
+    }
 }
 
 /// Returns the error that an event is, if it is one: by its content, by its name, or by a finish reason with
