@@ -271,6 +271,31 @@ async fn i3_an_announcement_waits_for_the_answer_while_comments_keep_the_connect
 }
 
 #[tokio::test]
+async fn i3_an_announcement_does_not_wait_for_long() {
+    for (path, comment) in ANNOUNCED.into_iter().map(|path| (path, 50 * MS)) {
+        let ping = chunk(b"event: ping\ndata: {\"type\":\"ping\"}\n\n");
+        let pings = (0..200).flat_map(|_| [Act::Pause(20 * MS), Act::Send(ping.clone())]);
+        for silence in [vec![Act::Hang], pings.chain([Act::Hang]).collect()] {
+            let bench = announcing(path, comment).await;
+            *bench.acts.lock() = silence;
+            let mut stream =
+                bench.cluster.client.stream(path, &[], named_body(path, json!({}))).await.unwrap();
+            let [first, second] = announced(path).map(str::trim_end);
+            let read = async {
+                let mut read = Vec::new();
+                while !read.iter().any(|event| event == second) {
+                    read.push(stream.next().await.unwrap().unwrap());
+                }
+                read
+            };
+            // I3.17: the engine's second event is sent at once, and nothing of an answer follows
+            let read = tokio::time::timeout(Duration::from_secs(10), read).await.unwrap();
+            assert!(read.iter().any(|event| event == first), "{path}: {read:?}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn i3_a_response_in_the_background_is_announced_at_once() {
     let bench = announcing(ANNOUNCED[0], Duration::ZERO).await;
     *bench.acts.lock() = vec![Act::Hang];

@@ -84,6 +84,8 @@ struct Relay {
     begun: bool,
     /// Length of the events that wait in the splitter for the next one.
     waiting: usize,
+    /// When the first of them arrived.
+    waiting_since: Instant,
     /// Whether an event came that engines send with their first output, when they have the handoff.
     has_output: bool,
     /// Bytes for the client.
@@ -141,6 +143,7 @@ impl Relay {
             commented_at: now,
             begun: false,
             waiting: 0,
+            waiting_since: now,
             has_output: false,
             out: BytesMut::with_capacity(OUT_CAPACITY),
             last_number: LastNumber::default(),

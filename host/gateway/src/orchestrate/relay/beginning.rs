@@ -1,7 +1,15 @@
 //! The first events of a stream: until the client has one, another worker may still answer the request.
 
+use tokio::time::{Duration, Instant};
+
 use super::{MAX_CHUNK, Relay};
 use crate::{orchestrate::answer::first_event::Beginning, upstream::CallError};
+
+/// Time in which a client without events gets this many keep-alives. Then it gets the events that wait: it
+/// may give up a stream without events.
+const MAX_KEEP_ALIVES: u32 = 4;
+/// Interval of keep-alives for that time where the client gets none.
+const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(15);
 
 impl Relay {
     /// Whether the client reads a stream of which no event arrived: it has the head, and comments at most.
@@ -12,7 +20,8 @@ impl Relay {
 
     /// Returns whether these events, of which none was passed on, are passed on now. From the first one on,
     /// the stream can only be continued. Events that engines send before they know whether they will generate
-    /// anything wait for the next one: the role of a chat, or what announces a response or a message.
+    /// anything wait for the next one, but not for long: the role of a chat, or what announces a response or
+    /// a message.
     ///
     /// # Errors
     /// The stream begins with an error, or with bytes that are not an event.
@@ -29,11 +38,12 @@ impl Relay {
             if !beginning.has_events {
                 return Ok(true);
             }
-            if !beginning.has_answer && events.len() <= MAX_CHUNK {
-                if self.waiting == 0 {
-                    self.commented_at = self.read_at;
+            let may_wait = self.waiting == 0 || self.wait_ends().is_some_and(|end| Instant::now() < end);
+            if !beginning.has_answer && events.len() <= MAX_CHUNK && may_wait {
+                if std::mem::replace(&mut self.waiting, events.len()) == 0 {
+                    (self.commented_at, self.waiting_since) = (self.read_at, self.read_at);
+                    self.set_timer();
                 }
-                self.waiting = events.len();
                 return Ok(false);
             }
         }
@@ -43,5 +53,12 @@ impl Relay {
             self.drive.legs.stream_began();
         }
         Ok(true)
+    }
+
+    /// When the events that wait are passed on, also if no other one comes.
+    pub(super) fn wait_ends(&self) -> Option<Instant> {
+        let configured = self.drive.state.settings.leg_timeouts.stream_comment;
+        let every = if configured.is_zero() { KEEP_ALIVE_INTERVAL } else { configured };
+        (self.waiting > 0 && self.incoming.is_some()).then(|| self.waiting_since + every * MAX_KEEP_ALIVES)
     }
 }

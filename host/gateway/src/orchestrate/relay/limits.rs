@@ -33,6 +33,7 @@ impl Relay {
         let stays = |stale: &Instant| self.incoming.is_some() && *stale <= Instant::now();
         let stale = self.drive.stale_at().filter(|stale| !stays(stale));
         let bounded = stale.map_or(deadline, |stale| stale.min(deadline));
+        let bounded = self.wait_ends().map_or(bounded, |at| at.min(bounded));
         let bounded = self.comment_at().map_or(bounded, |at| at.min(bounded));
         match self.silent_at() {
             Some(at) if self.begun => {
@@ -73,6 +74,9 @@ impl Relay {
         }
         if self.incoming.is_none() && self.drive.stale_at().is_some_and(|stale| now >= stale) {
             self.drive.expire();
+        }
+        if self.wait_ends().is_some_and(|at| now >= at) {
+            self.relay_whole_events();
         }
         if self.comment_at().is_some_and(|at| now >= at) {
             self.commented_at = now;
