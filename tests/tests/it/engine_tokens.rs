@@ -10,6 +10,7 @@ use std::{
 };
 
 use futures_util::future::join_all;
+use parking_lot::Mutex;
 use pointsman_gateway::config::{Config, Model, TokenSource};
 use pointsman_tests::{
     Act, COMPLETIONS, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
@@ -114,6 +115,43 @@ fn asked(engine: &RawEngine) -> usize {
 async fn counted(cluster: &TestCluster, reason: &str) -> f64 {
     let start = format!("pointsman_not_tokenized_total{{reason=\"{reason}\"}}");
     cluster.metric(&start).await.unwrap().iter().sum()
+}
+
+#[tokio::test]
+async fn h7_what_an_engine_said_before_it_restarted_does_not_count() {
+    const HARMONY: [u32; 3] = [200_006, 17_360, 200_008];
+    let (process, tokens) = (Arc::new(AtomicUsize::new(1)), Arc::new(Mutex::new(HARMONY.to_vec())));
+    let (runs, said) = (process.clone(), tokens.clone());
+    let engine = RawEngine::start(move |request: &RawRequest| {
+        let started = runs.load(Ordering::SeqCst);
+        vec![Act::Send(match request.line.as_str() {
+            "GET /v1/models" => ok(r#"{"object":"list","data":[{"id":"tiny","owned_by":"vllm"}]}"#),
+            "GET /metrics" => ok(&format!("process_start_time_seconds {started}\n")),
+            TOKENIZE => ok(&json!({"tokens": *said.lock()}).to_string()),
+            _ => ok("{}"),
+        })]
+    })
+    .await;
+    let change = |config: &mut Config| {
+        let model = Model { tokenizer: Some(TokenSource::Engine), ..Model::default() };
+        config.models.insert("tiny".to_owned(), model);
+        config.workers.push(engine.worker("id=1,role=aggregated,engine=vllm"));
+    };
+    let cluster = TestClusterBuilder::new().config(change).start().await;
+    cluster.until("it is eligible", |cluster| cluster.ineligible() == 0).await.unwrap();
+    let chat = async || {
+        let body = json!({"model": "tiny", "messages": [{"role": "user", "content": "a"}], "reasoning_effort": "low"});
+        let told = cluster.client.post("/v1/route", &[], body.to_string()).await.unwrap().json().unwrap();
+        told["prompt_tokens_estimated"].as_bool().unwrap()
+    };
+    assert_eq!((measured(&cluster, &json!("a b")).await, chat().await), ((3, false), true));
+    *tokens.lock() = vec![1; 7];
+    // H7.17: its answers are remembered
+    assert_eq!((measured(&cluster, &json!("a b")).await, chat().await), ((3, false), true));
+    process.store(2, Ordering::SeqCst);
+    cluster.until("it restarted", |cluster| cluster.worker(1).process() > 0).await.unwrap();
+    // H7.17
+    assert_eq!((measured(&cluster, &json!("a b")).await, chat().await), ((7, false), false));
 }
 
 #[tokio::test]

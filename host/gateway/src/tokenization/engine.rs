@@ -9,7 +9,7 @@ use std::{
     hash::{BuildHasher as _, RandomState},
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -18,7 +18,7 @@ use bytes::Bytes;
 use http::{HeaderValue, header};
 use json_splice::JsonBody;
 use parking_lot::Mutex;
-use pointsman_workers::{Candidate, Engine, Leg, ModelName, Registry, WorkerId};
+use pointsman_workers::{Candidate, Engine, Leg, ModelName, Registry, Worker, WorkerId};
 use serde::Deserialize;
 use serde_json::json;
 use tokio::time::{Instant, timeout, timeout_at};
@@ -61,9 +61,9 @@ pub(super) struct EngineTokens {
     calls: Arc<CallQueue>,
     next: AtomicUsize,
     left_out: LeftOutEngines,
-    /// Whether the engine writes chats in Harmony. Then `/tokenize` does not write their effort (vLLM 0.33),
-    /// or writes them with the template of the model (0.32).
-    hides_effort: AtomicBool,
+    /// The engine that was last seen to write chats in Harmony. Then `/tokenize` does not write their effort
+    /// (vLLM 0.33), or writes them with the template of the model (0.32).
+    hides_effort: Mutex<Option<Process>>,
     hashes: RandomState,
     cache: Mutex<Cache>,
 }
@@ -73,8 +73,15 @@ pub(super) struct EngineTokens {
 struct Cache {
     budget: usize,
     bytes: usize,
-    answers: HashMap<u64, Arc<[u32]>>,
+    answers: HashMap<u64, (Arc<[u32]>, Process)>,
     order: VecDeque<u64>,
+}
+
+/// A process of a worker. The next one may have another tokenizer or template.
+#[derive(Clone, Copy, Debug)]
+struct Process {
+    worker: WorkerId,
+    number: u32,
 }
 
 #[derive(Deserialize)]
@@ -91,7 +98,7 @@ impl EngineTokens {
             calls: CallQueue::new(),
             next: AtomicUsize::new(0),
             left_out: LeftOutEngines::default(),
-            hides_effort: AtomicBool::new(false),
+            hides_effort: Mutex::new(None),
             hashes: RandomState::new(),
             cache: Mutex::new(cache),
         }
@@ -111,24 +118,32 @@ impl EngineTokens {
         let deadline = Instant::now() + limit;
         let question = question(request)?;
         let has_effort = has_effort(request);
-        if has_effort && self.hides_effort.load(Ordering::Relaxed) {
+        if has_effort && self.hides_effort.lock().is_some_and(|process| self.runs(process)) {
             return Err("unsupported");
         }
         let hash = self.hashes.hash_one(&question);
-        if let Some(known) = self.cache.lock().answers.get(&hash).cloned() {
-            return Ok(known.to_vec());
+        let known = self.cache.lock().answers.get(&hash).cloned();
+        if let Some((tokens, _)) = known.filter(|(_, process)| self.runs(*process)) {
+            return Ok(tokens.to_vec());
         }
         let permit = timeout_at(deadline, self.calls.enter(tenant, question.len())).await;
         let _permit = permit.ok().flatten().ok_or("engine_busy")?;
-        let tokens = self.ask_two((&request.model, question.into()), (upstream, limit), deadline).await?;
+        let (tokens, process) =
+            self.ask_two((&request.model, question.into()), (upstream, limit), deadline).await?;
         if tokens.starts_with(&HARMONY) {
-            self.hides_effort.store(true, Ordering::Relaxed);
+            *self.hides_effort.lock() = Some(process);
             if has_effort {
                 return Err("unsupported");
             }
         }
-        self.cache.lock().put(hash, &tokens);
+        self.cache.lock().put(hash, &tokens, process);
         Ok(tokens)
+    }
+
+    /// Returns whether a process has not ended, as far as the gateway knows.
+    fn runs(&self, process: Process) -> bool {
+        let snapshot = self.registry.snapshot();
+        snapshot.get(process.worker).is_some_and(|worker| Process::of(worker).number == process.number)
     }
 
     /// Asks an engine and, unless that answers or refuses the question, another one.
@@ -137,15 +152,16 @@ impl EngineTokens {
         (model, question): (&ModelName, Bytes),
         (upstream, limit): (&Upstream, Duration),
         deadline: Instant,
-    ) -> Result<Vec<u32>, &'static str> {
+    ) -> Result<(Vec<u32>, Process), &'static str> {
         let mut failed: Option<(WorkerId, &'static str)> = None;
         loop {
             let candidate = match self.candidate(model, failed.map(|(id, _)| id), (upstream, limit)) {
                 Ok(candidate) => candidate,
                 Err(reason) => return Err(failed.map_or(reason, |(_, reason)| reason)),
             };
+            let process = Process::of(&candidate.worker);
             let reason = match timeout_at(deadline, ask(upstream, &candidate, question.clone())).await {
-                Ok(Ok(tokens)) => return Ok(tokens),
+                Ok(Ok(tokens)) => return Ok((tokens, process)),
                 Ok(Err(error)) if is_refusal(&error) => return Err("engine_refused"),
                 Ok(Err(_)) => "engine_failed",
                 Err(_) => "engine_slow",
@@ -228,17 +244,26 @@ fn is_refusal(error: &CallError) -> bool {
     matches!(error, CallError::Status { status, .. } if matches!(status.as_u16(), 400 | 413 | 422))
 }
 
+impl Process {
+    fn of(worker: &Worker) -> Self {
+        Self { worker: worker.id(), number: worker.process() }
+    }
+}
+
 impl Cache {
-    fn put(&mut self, hash: u64, tokens: &[u32]) {
+    fn put(&mut self, hash: u64, tokens: &[u32], process: Process) {
         let bytes = bytes_of(tokens);
-        if bytes > self.budget || self.answers.insert(hash, tokens.into()).is_some() {
+        if bytes > self.budget {
             return;
         }
-        self.order.push_back(hash);
         self.bytes += bytes;
+        match self.answers.insert(hash, (tokens.into(), process)) {
+            Some((earlier, _)) => self.bytes -= bytes_of(&earlier),
+            None => self.order.push_back(hash),
+        }
         while self.bytes > self.budget {
             let Some(oldest) = self.order.pop_front() else { return };
-            if let Some(gone) = self.answers.remove(&oldest) {
+            if let Some((gone, _)) = self.answers.remove(&oldest) {
                 self.bytes -= bytes_of(&gone);
             }
         }
@@ -367,11 +392,12 @@ mod tests {
     #[test]
     fn h1_answers_are_remembered_within_the_budget_and_the_oldest_go_first() {
         let mut cache = Cache { budget: 300, bytes: 0, answers: HashMap::new(), order: VecDeque::new() };
-        (0..10).for_each(|hash| cache.put(hash, &[1; 9]));
+        let process = Process { worker: WorkerId(1), number: 0 };
+        (0..10).for_each(|hash| cache.put(hash, &[1; 9], process));
         assert_eq!((cache.bytes, cache.answers.len(), cache.order.len()), (300, 3, 3));
         assert!(cache.answers.contains_key(&9) && !cache.answers.contains_key(&6));
-        cache.put(9, &[1; 9]);
-        cache.put(11, &[1; 1000]);
+        cache.put(9, &[1; 9], process);
+        cache.put(11, &[1; 1000], process);
         assert_eq!((cache.bytes, cache.answers.len(), cache.order.len()), (300, 3, 3));
     }
 }
