@@ -6,6 +6,9 @@
 
 use std::{
     collections::BTreeMap,
+    fs,
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
     sync::{Arc, atomic::AtomicBool},
     time::{Duration, SystemTime},
 };
@@ -41,6 +44,9 @@ const INLINE_ENCODE_BYTES: usize = 4 * 1024;
 /// Part of a tokenizer's cache that holds block hashes: they take an eighth of the memory of their tokens.
 const HASHES_SHARE: usize = 16;
 
+/// The files of a tokenizer, each with its inode, time of change and length.
+type FileVersions = Vec<(PathBuf, u64, Option<SystemTime>, u64)>;
+
 /// Sources of token ids, by model.
 #[derive(Debug)]
 pub(crate) struct Tokens {
@@ -56,8 +62,9 @@ struct ModelTokens {
     source: Source,
     /// How long a request waits for its tokens.
     timeout: Duration,
-    /// Configuration of the source. A reload with an equal configuration keeps the source and its cache.
-    made_of: (TokenSource, usize),
+    /// Configuration of the source, and its files. A reload that finds them equal keeps the source and its
+    /// cache.
+    made_of: (TokenSource, usize, FileVersions),
 }
 
 #[derive(Clone, Debug)]
@@ -75,7 +82,7 @@ impl Tokens {
     }
 
     /// Loads every configured tokenizer. Engines are found in `registry`. Sources of `self` whose
-    /// configuration is the same are kept.
+    /// configuration and files are the same are kept.
     ///
     /// # Errors
     /// All directories that hold no tokenizer: the file and what is wrong with it.
@@ -88,7 +95,11 @@ impl Tokens {
         for (name, model) in models {
             let Some(source) = &model.tokenizer else { continue };
             let model_name = ModelName::new(name);
-            let made_of = (source.clone(), model.tokenizer_cache_bytes);
+            let files = match source {
+                TokenSource::Folder(folder) => file_versions(folder),
+                TokenSource::Engine => FileVersions::default(),
+            };
+            let made_of = (source.clone(), model.tokenizer_cache_bytes, files);
             let kept = self.models.get(&model_name).filter(|kept| kept.made_of == made_of);
             let source = match kept {
                 Some(kept) => kept.source.clone(),
@@ -201,7 +212,7 @@ impl Tokens {
     fn open(
         &self,
         name: &str,
-        (source, cache_bytes): &(TokenSource, usize),
+        (source, cache_bytes, _): &(TokenSource, usize, FileVersions),
         registry: &Arc<Registry>,
     ) -> Result<Source, String> {
         match source {
@@ -220,6 +231,21 @@ impl Tokens {
             }
         }
     }
+}
+
+/// Returns the versions of the files that a tokenizer may be read from. Those that are missing or cannot be
+/// read are left out: reading them fails with its own error.
+fn file_versions(folder: &Path) -> FileVersions {
+    let entries = |folder: &Path| fs::read_dir(folder).into_iter().flatten().flatten();
+    let paths = entries(folder).chain(entries(&folder.join("additional_chat_templates")));
+    let version = |path: PathBuf| {
+        path.extension().filter(|extension| *extension == "json" || *extension == "jinja")?;
+        let file = fs::metadata(&path).ok()?;
+        Some((path, file.ino(), file.modified().ok(), file.len()))
+    };
+    let mut versions: Vec<_> = paths.filter_map(|entry| version(entry.path())).collect();
+    versions.sort();
+    versions
 }
 
 /// Encodes a prompt with this key until `stopped` is set.

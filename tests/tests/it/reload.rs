@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
-use pointsman_gateway::config::{Config, KeyDigest, reload::ReloadError};
+use pointsman_gateway::config::{Config, KeyDigest, Model, TokenSource, reload::ReloadError};
 use pointsman_sim::{Dialect, Role, SimConfig};
 use pointsman_tests::{
     CHAT,
@@ -82,6 +82,42 @@ async fn limits_and_timeouts_take_effect_for_the_next_request() {
     );
     assert_eq!(reloading.after(|_| {}).await, ok, "and back");
     reloading.cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn h7_a_reload_reads_a_tokenizer_whose_files_changed() {
+    let dir = tempfile::tempdir().unwrap();
+    let fixture = concat!(env!("CARGO_MANIFEST_DIR"), "/../host/tokens/fixtures/model");
+    for file in std::fs::read_dir(fixture).unwrap().map(Result::unwrap).filter(|file| file.path().is_file()) {
+        std::fs::copy(file.path(), dir.path().join(file.file_name())).unwrap();
+    }
+    let folder = dir.path().to_owned();
+    let cluster = TestClusterBuilder::new()
+        .config(move |config| {
+            let model = Model { tokenizer: Some(TokenSource::Folder(folder)), ..Model::default() };
+            config.models.insert("tiny".to_owned(), model);
+        })
+        .reread(None, |started| Ok(started.clone()))
+        .sim(Dialect::Vllm, Role::Aggregated)
+        .start()
+        .await;
+    let measured = async || {
+        let body = json!({ "model": "tiny", "messages": [{ "role": "user", "content": "hi" }] }).to_string();
+        let told = cluster.client.post("/v1/route", &[], body).await.unwrap().json().unwrap();
+        assert_eq!(told["prompt_tokens_estimated"], json!(false), "{told}");
+        told["prompt_tokens"].as_u64().unwrap()
+    };
+    let before = measured().await;
+    std::fs::write(dir.path().join("chat_template.jinja"), "{{ 'one two three ' * 50 }}").unwrap();
+    cluster.gateway.reload().await.unwrap();
+    let after = measured().await;
+    // H7.18
+    assert!(after >= 50 && after != before, "{before} {after}");
+    std::fs::write(dir.path().join("tokenizer.json"), "{").unwrap();
+    let refused = cluster.gateway.reload().await.unwrap_err().to_string();
+    // H7.18
+    assert!(refused.contains("models.tiny.tokenizer") && refused.contains("tokenizer.json"), "{refused}");
+    assert_eq!(measured().await, after);
 }
 
 #[tokio::test]
