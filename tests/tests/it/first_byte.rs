@@ -1,11 +1,15 @@
-//! Times of a request count from its first byte: uploads, deadlines, and clients that leave before anything
-//! was sent.
+//! Times of a request count from its first byte, and its place in the queue from its last one: uploads,
+//! deadlines, and clients that leave before anything was sent.
 
 use std::time::Duration;
 
 use pointsman_gateway::config::{Config, Model, TokenSource};
 use pointsman_sim::{Dialect, Fault, FaultKind, FaultLeg, Role, SimConfig};
-use pointsman_tests::{CHAT, TestCluster, TestClusterBuilder};
+use pointsman_tests::{
+    CHAT, TestCluster, TestClusterBuilder,
+    raw::until_mark,
+    tls::{Authority, TlsFiles, connect},
+};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
@@ -135,4 +139,43 @@ async fn a_client_that_leaves_during_tokenization_causes_no_prefill() {
     let recorded = cluster.sims[0].recorded();
     assert!(recorded.iter().all(|request| request.path != CHAT), "{recorded:?}");
     assert!(cluster.metrics_text().await.unwrap().contains("status=\"499\",code=\"client_closed\"} 1"));
+}
+
+/// A whole request.
+fn request(connection: &str) -> String {
+    let length = BODY.len();
+    format!(
+        "POST {CHAT} HTTP/1.1\r\nhost: x\r\nconnection: {connection}\r\ncontent-length: {length}\r\n\r\n{BODY}"
+    )
+}
+
+#[tokio::test]
+async fn i7_an_empty_line_before_a_request_is_no_part_of_it() {
+    let authority = Authority::new().unwrap();
+    let files = TlsFiles::new(&authority.server().unwrap(), None).unwrap();
+    let limit = |config: &mut Config| config.timeouts.request = Duration::from_secs(2);
+    let plain = aggregated(limit).await;
+    let tls = aggregated(|config| {
+        limit(config);
+        config.server.tls = Some(files.tls());
+    })
+    .await;
+    let mut stream = TcpStream::connect(plain.gateway.address).await.unwrap();
+    stream.write_all(request("keep-alive").as_bytes()).await.unwrap();
+    until_mark(&mut stream, "[DONE]").await;
+    let client = authority.client(None, &["http/1.1"]).unwrap();
+    let mut secured = connect(tls.gateway.address, &client).await.unwrap();
+    for empty in ["\r\n", "\n"] {
+        stream.write_all(empty.as_bytes()).await.unwrap();
+        secured.write_all(empty.as_bytes()).await.unwrap();
+    }
+    sleep(Duration::from_millis(2_100)).await;
+    stream.write_all(request("close").as_bytes()).await.unwrap();
+    secured.write_all(request("close").as_bytes()).await.unwrap();
+    let mut text = String::new();
+    secured.read_to_string(&mut text).await.unwrap();
+    for text in [answer(stream).await, text] {
+        // I7.17
+        assert!(text.contains("HTTP/1.1 200 OK"), "{text}");
+    }
 }

@@ -1,5 +1,5 @@
-//! A client's socket: notes when requests begin, ends a client that does not read its answer or leaves before
-//! it, and lingers after the last answer so that unread bytes of the client do not turn it into a reset.
+//! A client's socket: ends a client that does not read its answer or leaves before it, and lingers after the
+//! last answer so that unread bytes of the client do not turn it into a reset.
 
 use std::{
     io::{self, IoSlice},
@@ -107,9 +107,12 @@ impl ClientSocket {
         Ok(byte.first().copied().filter(|_| length > 0))
     }
 
-    /// Records that the bytes read so far belong to the handshake, not to a request.
-    pub(super) fn handshake_over(&self) {
-        self.connection.written();
+    /// Records bytes of requests, without those of TLS.
+    pub(super) fn received(&self, bytes: &[u8]) {
+        // The HTTP server skips the ends of lines before a request.
+        if bytes.iter().any(|byte| !matches!(byte, b'\r' | b'\n')) {
+            self.connection.read();
+        }
     }
 
     /// Records whether the HTTP server waits for bytes, so that it is woken by their end, too.
@@ -246,11 +249,8 @@ impl AsyncRead for ClientSocket {
         let before = buffer.filled().len();
         let outcome = self.poll_receive(cx, buffer);
         self.awaits_bytes = outcome.is_pending();
-        if buffer.filled().len() > before {
-            self.connection.read();
-            if std::mem::take(&mut self.expects_http1) {
-                self.refuse_http2(buffer.filled().get(before..).unwrap_or_default());
-            }
+        if buffer.filled().len() > before && std::mem::take(&mut self.expects_http1) {
+            self.refuse_http2(buffer.filled().get(before..).unwrap_or_default());
         }
         outcome
     }

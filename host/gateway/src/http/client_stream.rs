@@ -37,15 +37,19 @@ impl AsyncRead for ClientStream {
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        match &mut *self {
-            Self::Plain(socket) => Pin::new(socket).poll_read(cx, buffer),
+        let before = buffer.filled().len();
+        let (outcome, socket) = match &mut *self {
+            Self::Plain(socket) => (Pin::new(&mut *socket).poll_read(cx, buffer), socket),
             Self::Tls(stream) => {
                 let outcome = Pin::new(&mut *stream).poll_read(cx, buffer);
+                let socket = stream.get_mut().0;
                 // TLS reads the socket until nothing is left, also when it returns bytes.
-                stream.get_mut().0.set_awaits_bytes(outcome.is_pending());
-                outcome
+                socket.set_awaits_bytes(outcome.is_pending());
+                (outcome, socket)
             }
-        }
+        };
+        socket.received(buffer.filled().get(before..).unwrap_or_default());
+        outcome
     }
 }
 

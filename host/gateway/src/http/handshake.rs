@@ -65,9 +65,8 @@ pub(super) async fn accept(
         }
         Ok(Ok(stream)) => stream,
     };
-    let (socket, connection) = stream.get_mut();
+    let connection = stream.get_mut().1;
     connection.set_buffer_limit(Some(MAX_BUFFER));
-    socket.handshake_over();
     let certificate = connection.peer_certificates().and_then(|chain| chain.first());
     let certificate =
         certificate.map(|first| ClientCertificate::new(CertificateNames::of(first).unwrap_or_default()));

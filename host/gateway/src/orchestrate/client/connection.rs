@@ -41,7 +41,7 @@ struct Times {
 }
 
 impl ClientConnection {
-    /// Records that bytes came from the client.
+    /// Records that bytes of a request came from the client.
     pub(crate) fn read(&self) {
         self.0.times.lock().first_byte.get_or_insert_with(Instant::now);
     }
