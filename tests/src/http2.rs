@@ -70,14 +70,33 @@ impl Http2Client {
         path: &str,
         body: &str,
     ) -> anyhow::Result<(h2::client::ResponseFuture, SendStream<Bytes>)> {
-        let request = Request::builder().method(method).uri(format!("https://127.0.0.1{path}"));
-        let request = request.header("content-type", "application/json").body(())?;
-        let mut requests = self.requests.clone().ready().await?;
-        let (answer, mut sending) = requests.send_request(request, body.is_empty())?;
+        let (answer, mut sending) = self.open(method, path, body.is_empty()).await?;
         if !body.is_empty() {
             sending.send_data(Bytes::copy_from_slice(body.as_bytes()), true)?;
         }
         Ok((answer, sending))
+    }
+
+    /// Sends the head of a request whose body follows, and waits for nothing.
+    ///
+    /// # Errors
+    /// The connection failed.
+    pub async fn begin_upload(
+        &mut self,
+        path: &str,
+    ) -> anyhow::Result<(h2::client::ResponseFuture, SendStream<Bytes>)> {
+        self.open("POST", path, false).await
+    }
+
+    async fn open(
+        &mut self,
+        method: &str,
+        path: &str,
+        ends: bool,
+    ) -> anyhow::Result<(h2::client::ResponseFuture, SendStream<Bytes>)> {
+        let request = Request::builder().method(method).uri(format!("https://127.0.0.1{path}"));
+        let request = request.header("content-type", "application/json").body(())?;
+        Ok(self.requests.clone().ready().await?.send_request(request, ends)?)
     }
 
     /// Waits until the gateway has ended the connection. Returns how.

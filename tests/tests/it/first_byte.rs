@@ -3,10 +3,12 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
 use pointsman_gateway::config::{Config, Model, TokenSource};
 use pointsman_sim::{Dialect, Fault, FaultKind, FaultLeg, Role, SimConfig};
 use pointsman_tests::{
     CHAT, TestCluster, TestClusterBuilder,
+    http2::Http2Client,
     raw::until_mark,
     tls::{Authority, TlsFiles, connect},
 };
@@ -178,4 +180,47 @@ async fn i7_an_empty_line_before_a_request_is_no_part_of_it() {
         // I7.17
         assert!(text.contains("HTTP/1.1 200 OK"), "{text}");
     }
+}
+
+#[tokio::test]
+async fn f7_a_request_has_its_place_in_the_queue_from_when_it_was_read_whole() {
+    let authority = Authority::new().unwrap();
+    let files = TlsFiles::new(&authority.server().unwrap(), None).unwrap();
+    let slow = SimConfig {
+        record: 100,
+        itl: Duration::from_millis(10),
+        ..SimConfig::instant(Dialect::Vllm, Role::Aggregated)
+    };
+    let builder = TestClusterBuilder::new().sim_with(slow, "").config(|config| {
+        (config.queue.limit, config.queue.max_inflight) = (8, 1);
+        config.server.tls = Some(files.tls());
+    });
+    let cluster = builder.start().await;
+    let address = cluster.gateway.address;
+    let mut of_h2 = Http2Client::connect(address, &authority.client(None, &["h2"]).unwrap()).await.unwrap();
+    let running = of_h2.send("POST", CHAT, &BODY.replace(":2,", ":2000,")).await.unwrap();
+    let client = authority.client(None, &["http/1.1"]).unwrap();
+    let [mut early, mut whole] =
+        [connect(address, &client).await.unwrap(), connect(address, &client).await.unwrap()];
+    let of_early = request("close").replace("hello", "early");
+    let (first, last) = of_early.split_at(of_early.len() - 1);
+    early.write_all(first.as_bytes()).await.unwrap();
+    let (of_upload, mut upload) = of_h2.begin_upload(CHAT).await.unwrap();
+    cluster.until("both uploads are in flight", |cluster| inflight(cluster) == 3).await.unwrap();
+    let waiting = |cluster: &TestCluster, count| cluster.gateway.state().queue.waiting() == count;
+    whole.write_all(request("close").replace("hello", "whole").as_bytes()).await.unwrap();
+    cluster.until("the whole request waits", |cluster| waiting(cluster, 1)).await.unwrap();
+    early.write_all(last.as_bytes()).await.unwrap();
+    upload.send_data(Bytes::from_static(BODY.as_bytes()), true).unwrap();
+    cluster.until("all wait", |cluster| waiting(cluster, 3)).await.unwrap();
+    drop(running);
+    let mut texts = [String::new(), String::new()];
+    let [of_early, of_whole] = &mut texts;
+    let (read_early, read_whole, answered) =
+        tokio::join!(early.read_to_string(of_early), whole.read_to_string(of_whole), of_upload);
+    assert!(read_early.is_ok() && read_whole.is_ok() && answered.unwrap().status() == 200);
+    let served = cluster.sims[0].recorded();
+    let second = served.iter().filter(|request| request.path == CHAT).nth(1).unwrap();
+    // F7.2
+    assert!(second.body.contains("whole"), "{second:?}");
 }

@@ -4,7 +4,7 @@
 //! Time to first token, duration and deadline count from the first byte. The HTTP server hands over a request
 //! when its head is complete. A connection therefore notes the first read after its last write, which has the
 //! first byte of the next request. Reads of nothing but ends of lines do not count: some clients send these
-//! behind a body.
+//! behind a body. The place in the queue counts from the last byte.
 
 use axum::http::Extensions;
 use tokio::time::Instant;

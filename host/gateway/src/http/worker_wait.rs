@@ -77,7 +77,7 @@ fn begin(
         model,
         request: &measured,
         pin: None,
-        arrived: account.started(),
+        arrived: account.received(),
         bytes: account.body_bytes(),
     };
     match state.queue.wait_for_worker(&admission_request) {

@@ -363,7 +363,7 @@ pub(super) fn parking<'a>(
         model: &request.model,
         request: routing_request,
         pin: pinned(leg).or(pinned_decode).map(|(worker, _)| worker),
-        arrived: account.started(),
+        arrived: account.received(),
         bytes: account.body_bytes(),
     };
     Parking { queue: &state.queue, admission_request, timeout: state.settings.queue_timeout }

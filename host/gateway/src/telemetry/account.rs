@@ -60,6 +60,8 @@ pub(crate) struct Account {
     /// Whether the request leaves no record, because it was a preview.
     discarded: bool,
     started: Instant,
+    /// When its head had been read, or its body if it has one.
+    received: Instant,
     first_token: Option<Instant>,
     /// Number of decisions before the first token. Later ones are about the rest of a stream.
     first_decisions: usize,
@@ -150,6 +152,7 @@ impl Account {
             model_is_served: false,
             discarded: false,
             started,
+            received: Instant::now(),
             first_token: None,
             first_decisions: 0,
             last_token: None,
@@ -304,9 +307,9 @@ impl Account {
         self.tenant_series = Some(series.clone());
     }
 
-    /// Keeps the body's bytes counted until the request ends.
+    /// Records that the request was read whole, and keeps the body's bytes counted until it ends.
     pub(crate) fn holds(&mut self, body: Share) {
-        self.body = Some(body);
+        (self.body, self.received) = (Some(body), Instant::now());
     }
 
     /// Sets the origin of the request, for the access log.
@@ -323,6 +326,13 @@ impl Account {
     #[must_use]
     pub(crate) fn started(&self) -> Instant {
         self.started
+    }
+
+    /// Returns the time at which the request was read whole: from then on it waits for its turn. A client that
+    /// begins a request and holds its rest back gets no earlier place by that.
+    #[must_use]
+    pub(crate) fn received(&self) -> Instant {
+        self.received
     }
 
     /// Returns the time at which the last token was relayed, or at which the request arrived if there is no
