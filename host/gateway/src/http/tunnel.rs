@@ -4,10 +4,11 @@
 
 use std::io;
 
+use futures_util::FutureExt as _;
 use parking_lot::Mutex;
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _},
-    time::{Duration, Instant, sleep_until, timeout},
+    time::{Duration, Instant, sleep, sleep_until, timeout},
 };
 
 /// Bytes that wait for one end.
@@ -54,21 +55,70 @@ impl Ended {
     }
 }
 
-/// Time of the last transferred bytes, and their number.
+/// What both directions know of each other.
 #[derive(Debug)]
-struct Activity(Mutex<(Instant, u64)>);
+struct Activity(Mutex<Moved>);
+
+#[derive(Debug)]
+struct Moved {
+    /// When bytes moved last.
+    at: Instant,
+    bytes: u64,
+    /// Whether the client does not accept bytes of the engine now.
+    client_blocks: bool,
+    /// When it last did not.
+    client_blocked: Option<Instant>,
+}
 
 impl Activity {
+    fn new() -> Self {
+        let moved = Moved { at: Instant::now(), bytes: 0, client_blocks: false, client_blocked: None };
+        Self(Mutex::new(moved))
+    }
+
     fn moved(&self, bytes: usize) {
         let mut moved = self.0.lock();
-        *moved = (Instant::now(), moved.1.saturating_add(bytes as u64));
+        (moved.at, moved.bytes) = (Instant::now(), moved.bytes.saturating_add(bytes as u64));
     }
 
     /// Waits until nothing moved for `idle`.
     async fn idle(&self, idle: Duration) {
         loop {
-            let until = self.0.lock().0 + idle;
+            let until = self.0.lock().at + idle;
             if until <= Instant::now() {
+                return;
+            }
+            sleep_until(until).await;
+        }
+    }
+
+    /// Sends bytes of the engine to the client, and notes while it does not accept them.
+    async fn to_client<T>(&self, sending: impl Future<Output = T>) -> T {
+        tokio::pin!(sending);
+        if let Some(sent) = sending.as_mut().now_or_never() {
+            return sent;
+        }
+        self.0.lock().client_blocks = true;
+        let sent = sending.await;
+        let mut moved = self.0.lock();
+        (moved.client_blocks, moved.client_blocked) = (false, Some(Instant::now()));
+        sent
+    }
+
+    /// Returns when the client last did not accept bytes; this is `now` while it does not.
+    fn client_blocked(&self, now: Instant) -> Option<Instant> {
+        let moved = self.0.lock();
+        if moved.client_blocks { Some(now) } else { moved.client_blocked }
+    }
+
+    /// Waits until the engine had `limit` to accept bytes. While the client accepts nothing, the gateway
+    /// reads nothing of the engine, which may then read nothing either: this time does not count.
+    async fn engine_too_slow(&self, limit: Duration) {
+        let begun = Instant::now();
+        loop {
+            let now = Instant::now();
+            let until = self.client_blocked(now).map_or(begun, |blocked| blocked.max(begun)) + limit;
+            if until <= now {
                 return;
             }
             sleep_until(until).await;
@@ -84,7 +134,7 @@ pub(super) async fn tunnel(
     patience: Patience,
     stop: impl Future<Output = ()>,
 ) -> (Ended, u64) {
-    let activity = Activity(Mutex::new((Instant::now(), 0)));
+    let activity = Activity::new();
     let (mut from_client, mut to_client) = tokio::io::split(client);
     let (mut from_engine, mut to_engine) = tokio::io::split(engine);
     let over = async {
@@ -93,29 +143,32 @@ pub(super) async fn tunnel(
             () = activity.idle(patience.idle) => Ended::Idle,
         }
     };
-    let up = async {
-        let copied = copy(&mut from_client, &mut to_engine, &activity, patience.write).await;
+    let upwards = async {
+        let copied = up(&mut from_client, &mut to_engine, &activity, patience.write).await;
         if copied.is_err() { Ended::EngineSlow } else { Ended::Closed }
     };
-    let down = down(&mut from_engine, &mut to_client, &activity, patience.write, over);
-    tokio::pin!(up, down);
+    let downwards = down(&mut from_engine, &mut to_client, &activity, patience.write, over);
+    tokio::pin!(upwards, downwards);
     let ended = tokio::select! {
-        ended = &mut down => {
+        ended = &mut downwards => {
             // The client answers the goodbye, or reads the last bytes.
-            let _ = timeout(LINGER, &mut up).await;
+            let _ = timeout(LINGER, &mut upwards).await;
             ended
         }
-        ended = &mut up => {
-            let _ = timeout(LINGER, &mut down).await;
+        ended = &mut upwards => {
+            let _ = timeout(LINGER, &mut downwards).await;
             ended
         }
     };
-    let moved = activity.0.lock().1;
+    let moved = activity.0.lock().bytes;
     (ended, moved)
 }
 
-/// Copies to the end of `from`, and closes `to`. An error means that `to` did not read in time.
-async fn copy(
+/// Copies from the client to the engine.
+///
+/// # Errors
+/// The engine did not read in time.
+async fn up(
     from: &mut (impl AsyncRead + Unpin),
     to: &mut (impl AsyncWrite + Unpin),
     activity: &Activity,
@@ -125,7 +178,7 @@ async fn copy(
     loop {
         let length = from.read(&mut buffer).await.unwrap_or(0);
         let Some(bytes) = buffer.get(..length).filter(|bytes| !bytes.is_empty()) else { break };
-        if !send(to, bytes, write).await? {
+        if !send(to, bytes, activity.engine_too_slow(write)).await? {
             break;
         }
         activity.moved(length);
@@ -148,7 +201,7 @@ async fn down(
     loop {
         if let Some(ended) = ending.filter(|_| frames.between) {
             // The client closes, or the caller does so in a moment.
-            let _ = send(to, &GOING_AWAY, write).await;
+            let _ = send(to, &GOING_AWAY, sleep(write)).await;
             return ended;
         }
         let read = if ending.is_some() {
@@ -166,7 +219,7 @@ async fn down(
         };
         let Some(bytes) = buffer.get(..read.unwrap_or(0)).filter(|bytes| !bytes.is_empty()) else { break };
         frames.track_bytes(bytes);
-        match send(to, bytes, write).await {
+        match activity.to_client(send(to, bytes, sleep(write))).await {
             Ok(true) => activity.moved(bytes.len()),
             Ok(false) => break,
             Err(TooSlow) => return Ended::ClientSlow,
@@ -180,17 +233,25 @@ async fn down(
 #[derive(Debug)]
 struct TooSlow;
 
-/// Writes all of `bytes`; `false` when the other end is gone.
-async fn send(to: &mut (impl AsyncWrite + Unpin), bytes: &[u8], limit: Duration) -> Result<bool, TooSlow> {
+/// Writes all of `bytes`; `false` when the other end is gone. `too_slow` is ready when that end had its time.
+async fn send(
+    to: &mut (impl AsyncWrite + Unpin),
+    bytes: &[u8],
+    too_slow: impl Future<Output = ()>,
+) -> Result<bool, TooSlow> {
     let written = async {
         to.write_all(bytes).await?;
         to.flush().await
     };
-    match timeout(limit, written).await {
-        Ok(Ok(())) => Ok(true),
-        Ok(Err(error)) if error.kind() == io::ErrorKind::TimedOut => Err(TooSlow),
-        Ok(Err(_)) => Ok(false),
-        Err(_) => Err(TooSlow),
+    let written = tokio::select! {
+        biased;
+        written = written => written,
+        () = too_slow => return Err(TooSlow),
+    };
+    match written {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::TimedOut => Err(TooSlow),
+        Err(_) => Ok(false),
     }
 }
 
@@ -292,5 +353,31 @@ mod tests {
         let flood = async { engine.write_all(&vec![0x81; 100_000]).await.is_err() };
         let ((ended, _), failed) = tokio::join!(running, flood);
         assert_eq!((ended, failed), (Ended::ClientSlow, true));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_slow_client_is_not_taken_for_a_slow_engine() {
+        let ((mut client, near), (far, mut engine)) = (tokio::io::duplex(64), tokio::io::duplex(64));
+        let patience = Patience { idle: Duration::from_secs(50), write: Duration::from_secs(1) };
+        let running = async { (tunnel(near, far, patience, std::future::pending()).await.0, Instant::now()) };
+        // It reads after it has written.
+        let answers = async { engine.write_all(&[0x82, 0].repeat(10_000)).await };
+        let floods_and_reads = async {
+            let mut flooded = client.write(&[0x81; 64]).await;
+            while flooded.is_ok() {
+                tokio::time::sleep(Duration::from_millis(500)).await;
+                let mut read = [0; 640];
+                if client.read(&mut read).await.unwrap_or(0) == 0 {
+                    break;
+                }
+                flooded = client.write(&[0x81; 64]).now_or_never().unwrap_or(Ok(0));
+            }
+        };
+        let begun = Instant::now();
+        let ((ended, at), ..) = tokio::join!(running, answers, floods_and_reads);
+        // The engine has written all after 20,000 bytes, 64 each half a second, and reads nothing then.
+        assert_eq!(ended, Ended::EngineSlow);
+        // I8.6
+        assert!(at - begun > Duration::from_secs(150), "{:?}", at - begun);
     }
 }
