@@ -58,6 +58,7 @@ mod refuse_connection;
 mod request_head;
 mod request_id;
 mod responses;
+mod room;
 mod tunnel;
 mod unread_body;
 mod worker_wait;

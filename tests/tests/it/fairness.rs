@@ -368,16 +368,39 @@ async fn l4_an_address_opens_so_many_connections_and_others_are_served() {
 async fn i9_one_address_does_not_fill_the_listener_of_operators() {
     let cluster = TestClusterBuilder::new().sim_with(instant(), "").start().await;
     let admin = cluster.gateway.admin;
-    let mut held = Vec::new();
+    let mut served = Vec::new();
     for _ in 0..64 {
-        let socket = tokio::net::TcpSocket::new_v4().unwrap();
-        socket.bind("127.0.0.77:0".parse().unwrap()).unwrap();
-        held.push(socket.connect(admin).await.unwrap());
+        served.push(health_from(admin, "127.0.0.77").await);
     }
-    // I9.5
     let (further, probe) =
         (health_from(admin, "127.0.0.77").await.1, health_from(admin, "127.0.0.1").await.1);
+    // I9.5
     assert!(further == "503" && probe != "503", "{further} {probe}");
+}
+
+#[tokio::test]
+async fn i9_connections_without_a_request_do_not_keep_probes_out() {
+    use tokio::io::AsyncReadExt as _;
+    let cluster = TestClusterBuilder::new().sim_with(instant(), "").start().await;
+    let admin = cluster.gateway.admin;
+    let mut held = Vec::new();
+    for ip in 1..=5 {
+        for _ in 0..64 {
+            let socket = tokio::net::TcpSocket::new_v4().unwrap();
+            socket.bind(format!("127.0.0.{ip}:0").parse().unwrap()).unwrap();
+            held.push(socket.connect(admin).await.unwrap());
+        }
+    }
+    for _ in 0..100 {
+        // I9.5
+        assert_ne!(health_from(admin, "127.0.0.1").await.1, "503");
+        // I9.5
+        assert_ne!(health_from(admin, "127.0.0.99").await.1, "503");
+    }
+    // I9.5: the oldest one gave way.
+    assert_eq!(held[0].read(&mut [0]).await.unwrap_or_default(), 0);
+    let are_few = |cluster: &TestCluster| cluster.gateway.state().metrics.connections.get() <= 256;
+    cluster.until("those that gave way are closed", are_few).await.unwrap();
 }
 
 #[tokio::test]

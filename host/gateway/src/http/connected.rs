@@ -1,6 +1,6 @@
 //! Service that answers the requests of a connection.
 
-use std::convert::Infallible;
+use std::{convert::Infallible, sync::Arc};
 
 use axum::{Router, body::Body as RouterBody};
 use bytes::Bytes;
@@ -10,7 +10,7 @@ use hyper::{Method, Request, Response, body::Body, service::Service as _};
 use hyper_util::service::TowerToHyperService;
 use tokio::time::Instant;
 
-use super::{DataThread, arrival::Arrival, completion, peer::Sender, pieces::Pieces};
+use super::{DataThread, arrival::Arrival, completion, peer::Sender, pieces::Pieces, room::Room};
 use crate::{
     openai::endpoint::Endpoint,
     orchestrate::{client::connection::ClientConnection, relay::Answer},
@@ -53,11 +53,12 @@ pub(super) struct Connected {
     router: TowerToHyperService<Router>,
     engines: Option<DataThread>,
     sender: Sender,
+    room: Arc<Room>,
 }
 
 impl Connected {
-    pub(super) fn new(Service { router, engines }: Service, sender: Sender) -> Self {
-        Self { router: TowerToHyperService::new(router), engines, sender }
+    pub(super) fn new(Service { router, engines }: Service, sender: Sender, room: Arc<Room>) -> Self {
+        Self { router: TowerToHyperService::new(router), engines, sender, room }
     }
 
     /// Answers a request, whose first byte arrived at `first_byte`, to `client`.
@@ -70,6 +71,7 @@ impl Connected {
     where
         B: Body<Data = Bytes, Error = hyper::Error> + Send + Unpin + 'static,
     {
+        self.room.has_request();
         let arrival = Arrival { sender: self.sender.clone(), first_byte, client: Some(client) };
         let engines = self.engines.as_ref().filter(|_| request.method() == Method::POST);
         let posted = engines.and_then(|thread| Some((thread, Endpoint::posted(request.uri().path())?)));

@@ -30,13 +30,12 @@ use super::{
     handshake::{self, Secured},
     http2::{self, Limits},
     peer::Sender,
-    refuse_connection::{Refusals, TooMany},
+    refuse_connection::Refusals,
     request_head,
+    room::{Room, Rooms},
     unread_body::CurrentBody,
 };
 use crate::{
-    budget::Share,
-    count_by_key::Counted,
     orchestrate::client::connection::ClientConnection,
     state::{Settings, SharedState, State, drain_end::DrainEnd},
     telemetry::metrics::Metrics,
@@ -75,9 +74,9 @@ pub(crate) async fn serve(
     stop: CancellationToken,
 ) {
     let tasks = TaskTracker::new();
-    let (budget, by_address) = (audience.connections(&shared), audience.by_address(&shared));
     let metrics = shared.get().metrics.clone();
     let (mut errors, mut refusals) = (AcceptErrors::default(), Refusals::new(audience));
+    let mut rooms = Rooms::new(audience, &shared);
     let draining = shared.get().draining.child_token();
     let closes = closes_for_drain(audience, draining.clone());
     tokio::pin!(closes);
@@ -97,30 +96,26 @@ pub(crate) async fn serve(
                 continue;
             }
         };
-        let Some(share) = audience.reserve(&budget, peer.ip()) else {
-            metrics.connection_ended("too_many");
-            let handshake = audience.tls(&shared.get()).handshake();
-            if let Some(refusal) = refusals.of(stream, handshake, TooMany::InAll(budget.limit())) {
-                tasks.spawn(refusal);
-            }
-            continue;
-        };
-        let of_address = match audience.of_address(&shared, &by_address, peer.ip()) {
-            Ok(share) => share,
-            Err(limit) => {
-                metrics.connection_ended("too_many_of_address");
+        let room = match rooms.take(peer.ip()) {
+            Ok(room) => room,
+            Err(exceeded) => {
+                metrics.connection_ended(exceeded.reason());
                 let handshake = audience.tls(&shared.get()).handshake();
-                if let Some(refusal) = refusals.of(stream, handshake, TooMany::OfAddress(limit)) {
+                if let Some(refusal) = refusals.of(stream, handshake, exceeded) {
                     tasks.spawn(refusal);
                 }
                 continue;
             }
         };
-        let shares = (share, of_address);
-        let open = Open { metrics: metrics.clone(), audience, peer: peer.ip(), _shares: shares };
+        let open = Open { metrics: metrics.clone(), audience, peer: peer.ip(), room: room.clone() };
         open.metrics.connections.inc();
         let (shared, of_streams, stop) = (shared.clone(), tasks.clone(), stop.clone());
-        tasks.spawn(serve_connection(stream, open, service.clone(), shared, of_streams, stop));
+        let serving = serve_connection(stream, open, service.clone(), shared, of_streams, stop);
+        if audience == Audience::Operators {
+            tasks.spawn(room.until_it_gives_way(serving, metrics.clone()));
+        } else {
+            tasks.spawn(serving);
+        }
     }
     drop(listener);
     // Until then the watchdog sees this thread.
@@ -143,7 +138,7 @@ struct Open {
     metrics: Arc<Metrics>,
     audience: Audience,
     peer: IpAddr,
-    _shares: (Share, Option<Counted<IpAddr>>),
+    room: Arc<Room>,
 }
 
 impl Open {
@@ -194,7 +189,7 @@ async fn serve_connection(
             }
         }
     };
-    let connected = Connected::new(service, Sender { address: peer, certificate });
+    let connected = Connected::new(service, Sender { address: peer, certificate }, open.room.clone());
     let ended = if io.speaks_http2() || open.audience.speaks_http2_only() {
         // Its state is large, and connections of HTTP/1.1 need no room for it.
         Box::pin(http2::serve(io, connected, limits, tasks, (drain.begun, drain.end))).await

@@ -29,6 +29,16 @@ pub(super) enum TooMany {
     OfAddress(usize),
 }
 
+impl TooMany {
+    /// Returns the label of the limit.
+    pub(super) fn reason(self) -> &'static str {
+        match self {
+            Self::InAll(_) => "too_many",
+            Self::OfAddress(_) => "too_many_of_address",
+        }
+    }
+}
+
 /// Refusals of one listener.
 #[derive(Debug)]
 pub(super) struct Refusals {
