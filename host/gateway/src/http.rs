@@ -8,8 +8,11 @@ use std::{sync::Arc, time::Duration};
 use axum::{
     Json, Router,
     body::Body,
-    extract::State as Extract,
-    http::{HeaderMap, HeaderName, HeaderValue, Method, Request as HttpRequest, Response, StatusCode, Uri},
+    extract::{FromRequestParts, Path, State as Extract},
+    http::{
+        HeaderMap, HeaderName, HeaderValue, Method, Request as HttpRequest, Response, StatusCode, Uri,
+        request::Parts,
+    },
     middleware::from_fn,
     response::IntoResponse,
     routing::{any, get, post},
@@ -173,9 +176,10 @@ async fn version() -> Json<serde_json::Value> {
 }
 
 async fn unknown_url(thread: Extract<DataThread>, request: HttpRequest<Body>) -> Response<Body> {
+    let (method, uri) = (request.method(), request.uri());
     let error =
-        ApiError::UnknownUrl { shown: method_and_path(&request), meant: intended_path(request.uri().path()) };
-    refuse(&thread, &request, &error)
+        ApiError::UnknownUrl { shown: method_and_path(method, uri), meant: intended_path(uri.path()) };
+    refuse(&thread, &request.into_parts().0, &error)
 }
 
 /// Answers a method that an endpoint does not have. `axum` adds the header `allow`.
@@ -183,13 +187,30 @@ async fn other_method(thread: Extract<DataThread>, request: HttpRequest<Body>) -
     if request.method() == Method::OPTIONS {
         return StatusCode::NO_CONTENT.into_response();
     }
-    refuse(&thread, &request, &ApiError::WrongMethod(method_and_path(&request)))
+    let parts = request.into_parts().0;
+    let error = ApiError::WrongMethod(method_and_path(&parts.method, &parts.uri));
+    refuse(&thread, &parts, &error)
+}
+
+/// A text in the path of a request: an id or a name.
+struct PathText(String);
+
+impl FromRequestParts<DataThread> for PathText {
+    type Rejection = Response<Body>;
+
+    async fn from_request_parts(parts: &mut Parts, thread: &DataThread) -> Result<Self, Self::Rejection> {
+        let text = Path::from_request_parts(parts, thread).await;
+        text.map(|Path(text)| Self(text)).map_err(|error| {
+            let problem = format!("path: {}", shortened(&error.body_text()));
+            refuse(thread, parts, &ApiError::InvalidRequest(problem))
+        })
+    }
 }
 
 /// Answers a request that no endpoint takes, with an error in the shape that clients of the path expect.
 /// Counts it, and writes its line of the access log.
-fn refuse(thread: &DataThread, request: &HttpRequest<Body>, error: &ApiError) -> Response<Body> {
-    let (id, status, code) = (request_id(request.headers()), error.status().as_u16(), error.code());
+fn refuse(thread: &DataThread, request: &Parts, error: &ApiError) -> Response<Body> {
+    let (id, status, code) = (request_id(&request.headers), error.status().as_u16(), error.code());
     thread.state.get().metrics.without_endpoint(status, code);
     tracing::info!(
         target: "pointsman::access",
@@ -197,18 +218,18 @@ fn refuse(thread: &DataThread, request: &HttpRequest<Body>, error: &ApiError) ->
         endpoint = "other",
         status,
         code,
-        asked = method_and_path(request),
+        asked = method_and_path(&request.method, &request.uri),
         "request"
     );
-    let below = request.uri().path().strip_prefix(Endpoint::Messages.path());
+    let below = request.uri.path().strip_prefix(Endpoint::Messages.path());
     let is_message = below.is_some_and(|below| below.is_empty() || below.starts_with('/'));
     let format = if is_message { Format::Anthropic } else { Format::OpenAi };
     error.response_as(format, &id).map(Body::from)
 }
 
 /// The method and path of a request, for an error message.
-fn method_and_path(request: &HttpRequest<Body>) -> String {
-    shortened(&format!("{} {}", request.method(), request.uri().path()))
+fn method_and_path(method: &Method, uri: &Uri) -> String {
+    shortened(&format!("{method} {}", uri.path()))
 }
 
 /// Answers for pages of other sites: which of them may call the endpoints, with any header that they ask for.

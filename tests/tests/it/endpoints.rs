@@ -652,6 +652,32 @@ async fn b12_models_version_health_and_unknown_paths_answer_as_openai_does() {
 }
 
 #[tokio::test]
+async fn i7_a_path_that_is_not_text_is_refused_as_other_requests_are() {
+    let cluster = aggregated().await;
+    let slot = "/policies/%FF";
+    for (client, method, path) in [
+        (&cluster.client, "GET", "/v1/models/%FF".to_owned()),
+        (&cluster.client, "GET", "/v1/responses/a%80".to_owned()),
+        (&cluster.client, "DELETE", "/v1/responses/%C3%28".to_owned()),
+        (&cluster.client, "POST", "/v1/responses/%FF/cancel".to_owned()),
+        (&cluster.admin, "GET", "/decisions/%FF".to_owned()),
+        (&cluster.admin, "GET", "/workers/%FF".to_owned()),
+        (&cluster.admin, "GET", format!("{slot}/log")),
+        (&cluster.admin, "POST", format!("{slot}/rollback")),
+        (&cluster.admin, "DELETE", format!("{slot}/rollback")),
+        (&cluster.admin, "POST", format!("{slot}/promote")),
+    ] {
+        let refused = client.send(method, &path, &[]).await.unwrap();
+        // I7.19
+        assert_eq!((refused.status.as_u16(), refused.code().as_str()), (400, "invalid_request"), "{path}");
+        assert!(refused.json().unwrap()["error"]["request_id"].is_string(), "{path}");
+    }
+    let line = "status=\"400\",code=\"invalid_request\"} 4";
+    let text = cluster.metrics_text().await.unwrap();
+    assert!(text.contains(line), "{text}");
+}
+
+#[tokio::test]
 async fn a5_answers_to_messages_have_the_id_in_the_header_of_the_anthropic_api_too() {
     let cluster = aggregated().await;
     let message = |model: &str| {

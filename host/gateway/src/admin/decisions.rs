@@ -11,7 +11,7 @@ use std::{
 use axum::{
     Json,
     body::Body,
-    extract::{Path, RawQuery, State as Extract},
+    extract::{RawQuery, State as Extract},
     http::{HeaderMap, StatusCode, header},
     response::{IntoResponse, Response},
 };
@@ -24,7 +24,7 @@ use pointsman_workers::{ModelName, Snapshot, Worker, WorkerId};
 use serde_json::{Value, json};
 use tokio::time::Duration;
 
-use super::refuse::{invalid, refuse};
+use super::refuse::{PathText, invalid, refuse};
 use crate::{big_numbers::with_texts, state::State};
 
 /// Default number of decisions in an answer.
@@ -88,7 +88,7 @@ pub(super) async fn list(
 /// `GET /decisions/{id}`: a decision, with the sentences that `pointsman decisions ID` prints.
 pub(super) async fn one(
     Extract(state): Extract<Arc<State>>,
-    Path(id): Path<String>,
+    PathText(id): PathText,
     headers: HeaderMap,
 ) -> Response {
     let Ok(number) = id.parse() else {

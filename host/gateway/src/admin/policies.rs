@@ -7,7 +7,7 @@ use std::{sync::Arc, time::Duration};
 use axum::{
     Json,
     body::Body,
-    extract::{Path, Query, State as Extract, rejection::QueryRejection},
+    extract::{Query, State as Extract, rejection::QueryRejection},
     http::{HeaderMap, Response, StatusCode},
     response::IntoResponse,
 };
@@ -17,6 +17,7 @@ use pointsman_workers::ModelName;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use super::refuse::PathText;
 use crate::{http::request_id, openai::error, state::State};
 
 /// How long an answer waits for the manager: the time of a few compilations.
@@ -102,7 +103,7 @@ pub(super) async fn status(Extract(state): Extract<Arc<State>>) -> Json<Value> {
 /// Returns the last lines that the policies of a slot logged.
 pub(super) async fn log(
     Extract(state): Extract<Arc<State>>,
-    Path(slot): Path<String>,
+    PathText(slot): PathText,
     which: Given<WhichLines>,
     headers: HeaderMap,
 ) -> Response<Body> {
@@ -122,7 +123,7 @@ pub(super) async fn reload(Extract(state): Extract<Arc<State>>, headers: HeaderM
 /// Restores the previous content of a slot, or ends a trial.
 pub(super) async fn roll_back(
     Extract(state): Extract<Arc<State>>,
-    Path(slot): Path<String>,
+    PathText(slot): PathText,
     given: Given<RollBackQuery>,
     headers: HeaderMap,
 ) -> Response<Body> {
@@ -138,7 +139,7 @@ pub(super) async fn roll_back(
 /// Lets the content run again that a slot rolled back last.
 pub(super) async fn undo_roll_back(
     Extract(state): Extract<Arc<State>>,
-    Path(slot): Path<String>,
+    PathText(slot): PathText,
     given: Given<UndoQuery>,
     headers: HeaderMap,
 ) -> Response<Body> {
@@ -152,7 +153,7 @@ pub(super) async fn undo_roll_back(
 /// Makes a trial the active generation.
 pub(super) async fn promote(
     Extract(state): Extract<Arc<State>>,
-    Path(slot): Path<String>,
+    PathText(slot): PathText,
     given: Given<PromoteQuery>,
     headers: HeaderMap,
 ) -> Response<Body> {

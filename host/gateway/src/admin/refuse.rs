@@ -48,6 +48,19 @@ impl<S: Send + Sync> FromRequestParts<S> for PathId {
     }
 }
 
+/// A text in a path: an id or a name.
+pub(super) struct PathText(pub(super) String);
+
+impl<S: Send + Sync> FromRequestParts<S> for PathText {
+    type Rejection = Response<Body>;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Self::Rejection> {
+        let text = Path::from_request_parts(parts, state).await;
+        text.map(|Path(text)| Self(text))
+            .map_err(|error| invalid(&parts.headers, &format!("path: {}", shortened(&error.body_text()))))
+    }
+}
+
 /// Answers a path that does not exist.
 pub(super) async fn unknown_url(request: Request) -> Response<Body> {
     let error = ApiError::UnknownUrl { shown: method_and_path(&request), meant: None };

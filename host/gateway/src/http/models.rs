@@ -5,14 +5,14 @@ use std::sync::Arc;
 use axum::{
     Json,
     body::Body,
-    extract::{Path, State as Extract},
+    extract::State as Extract,
     http::{HeaderMap, Request as HttpRequest, Response},
     response::IntoResponse,
 };
 use pointsman_workers::{ModelName, Snapshot};
 use serde_json::{Value, json};
 
-use super::{DataThread, arrival::Arrival, auth, find_model::look_again, peer::Sender, request_id};
+use super::{DataThread, PathText, arrival::Arrival, auth, find_model::look_again, peer::Sender, request_id};
 use crate::{
     openai::{error::ApiError, request::Endpoint, short_text::shortened},
     orchestrate::{
@@ -36,7 +36,7 @@ pub(super) async fn list(thread: Extract<DataThread>, request: HttpRequest<Body>
 /// Describes one model. Its name may contain slashes.
 pub(super) async fn one(
     thread: Extract<DataThread>,
-    Path(id): Path<String>,
+    PathText(id): PathText,
     request: HttpRequest<Body>,
 ) -> Response<Body> {
     let (headers, sender) = (request.headers().clone(), Arrival::of(request.extensions()).sender);

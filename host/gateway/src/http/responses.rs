@@ -4,7 +4,7 @@ use std::convert::Infallible;
 
 use axum::{
     body::Body,
-    extract::{Path, State as Extract},
+    extract::State as Extract,
     http::{Method, Request as HttpRequest, Response, header, request::Parts},
 };
 use bytes::Bytes;
@@ -13,7 +13,7 @@ use pointsman_workers::InFlight;
 use tokio::time::timeout_at;
 
 use super::{
-    DataThread,
+    DataThread, PathText,
     admit::{check_rate, identify},
     arrival::Arrival,
     request_id,
@@ -34,7 +34,7 @@ use crate::{
 /// `GET` and `DELETE` of a stored response.
 pub(super) async fn one(
     thread: Extract<DataThread>,
-    Path(id): Path<String>,
+    PathText(id): PathText,
     request: HttpRequest<Body>,
 ) -> Response<Body> {
     let query = request.uri().query().map(|query| format!("?{query}")).unwrap_or_default();
@@ -45,7 +45,7 @@ pub(super) async fn one(
 /// `POST /v1/responses/{id}/cancel`
 pub(super) async fn cancel(
     thread: Extract<DataThread>,
-    Path(id): Path<String>,
+    PathText(id): PathText,
     request: HttpRequest<Body>,
 ) -> Response<Body> {
     let path = format!("/v1/responses/{id}/cancel");
