@@ -188,8 +188,20 @@ async fn other_method(thread: Extract<DataThread>, request: HttpRequest<Body>) -
         return StatusCode::NO_CONTENT.into_response();
     }
     let parts = request.into_parts().0;
-    let error = ApiError::WrongMethod(method_and_path(&parts.method, &parts.uri));
+    let error = if is_responses_socket(&parts) {
+        let problem = "opening a WebSocket: /v1/responses answers POST only, over HTTP; set `stream` to true for events";
+        ApiError::UpgradeRequired(problem.to_owned())
+    } else {
+        ApiError::WrongMethod(method_and_path(&parts.method, &parts.uri))
+    };
     refuse(&thread, &parts, &error)
+}
+
+/// Returns whether a request asks for the WebSocket of OpenAI's API for responses. On 426, and on no other
+/// status, Codex sends its requests over HTTP at once (`WebsocketStreamOutcome` in its `core/src/client.rs`).
+fn is_responses_socket(request: &Parts) -> bool {
+    let (path, get) = (request.uri.path(), request.method == Method::GET);
+    get && path == Endpoint::Responses.path() && realtime::asks_for_websocket(&request.headers)
 }
 
 /// A text in the path of a request: an id or a name.

@@ -644,6 +644,12 @@ async fn b12_models_version_health_and_unknown_paths_answer_as_openai_does() {
     // I7.2, I_method_not_allowed
     assert_eq!((wrong.status.as_u16(), wrong.code().as_str()), (405, "method_not_allowed"));
     assert_eq!(wrong.headers["allow"], "POST");
+    let web_socket = [("connection", "upgrade"), ("upgrade", "websocket"), ("sec-websocket-key", "a")];
+    let refused = cluster.client.get_with("/v1/responses", &web_socket).await.unwrap();
+    // I7.18
+    assert_eq!((refused.status.as_u16(), refused.code().as_str()), (426, "upgrade_required"));
+    assert!(refused.json().unwrap()["error"]["message"].as_str().unwrap().contains("POST"));
+    assert_eq!(get("/v1/responses").await.status.as_u16(), 405);
     let head = cluster.client.send("HEAD", "/v1/models", &[]).await.unwrap();
     assert_eq!((head.status.as_u16(), head.body.len()), (200, 0));
     let options = cluster.client.send("OPTIONS", "/v1/models", &[]).await.unwrap();

@@ -216,7 +216,7 @@ fn named(state: &State, uri: &Uri, headers: &HeaderMap) -> Result<(String, Heade
     Ok((model, headers))
 }
 
-fn asks_for_websocket(headers: &HeaderMap) -> bool {
+pub(super) fn asks_for_websocket(headers: &HeaderMap) -> bool {
     let lists = headers.get_all(header::UPGRADE).iter();
     let mut protocols = lists.flat_map(|list| list.as_bytes().split(|byte| *byte == b','));
     protocols.any(|name| name.trim_ascii().eq_ignore_ascii_case(b"websocket"))
