@@ -109,6 +109,7 @@ async fn a3_sessions_of_coding_agents_are_bound() {
         &[claude][..],
         &[claude, ("x-claude-code-agent-id", "a")],
         &[("session-id", "codex")],
+        &[("session_id", "former codex")],
         &[("x-session-id", "opencode"), ("x-parent-session-id", "p")],
     ] {
         let first = decisions(&cluster.client, headers, json!({})).await;

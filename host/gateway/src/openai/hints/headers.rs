@@ -28,8 +28,8 @@ static OPENCODE_PARENT: [HeaderName; 2] = [named("x-dynamo-parent-session-id"), 
 static CLAUDE_CODE: [HeaderName; 1] = [named("x-claude-code-session-id")];
 static CLAUDE_CODE_AGENT: [HeaderName; 1] = [named("x-claude-code-agent-id")];
 static CLAUDE_CODE_PARENT: [HeaderName; 1] = [named("x-claude-code-parent-agent-id")];
-/// The session that Codex sends.
-static CODEX: [HeaderName; 1] = [named("session-id")];
+/// The session that Codex sends, and by its former name.
+static CODEX: [HeaderName; 2] = [named("session-id"), named("session_id")];
 pub(super) static SESSION_FINAL: [HeaderName; 1] = [named("x-dynamo-session-final")];
 pub(super) static PRIORITY: [HeaderName; 1] = [named("x-dynamo-request-priority")];
 pub(super) static STRICT_PRIORITY: [HeaderName; 1] = [named("x-dynamo-request-strict-priority")];
@@ -62,7 +62,7 @@ pub(super) fn are_in(headers: &HeaderMap) -> bool {
         &VLLM_PRIORITY,
     ];
     let is_one = |name: &HeaderName| all.iter().any(|names| names.contains(name));
-    let may_be = |name: &str| name.starts_with("x-") || name.starts_with("session-");
+    let may_be = |name: &str| name.starts_with("x-") || name.starts_with("session");
     headers.keys().any(|name| may_be(name.as_str()) && is_one(name))
 }
 
@@ -111,15 +111,24 @@ pub(super) fn target_ms(headers: &HeaderMap, names: &[HeaderName]) -> Result<Opt
 /// Returns the value of the first of the headers that the request has.
 ///
 /// # Errors
-/// [`RequestError`] when it is too long or does not parse.
+/// [`RequestError`] when it is too long, does not parse, or is there with several values: those who add and
+/// who read a header may take different ones.
 pub(super) fn header<T: std::str::FromStr>(
     headers: &HeaderMap,
     names: &[HeaderName],
 ) -> Result<Option<T>, RequestError> {
-    let given = names.iter().find_map(|name| headers.get(name).map(|value| (name.as_str(), value)));
+    let given = names.iter().find_map(|name| headers.get(name).map(|value| (name, value)));
     let Some((name, value)) = given else { return Ok(None) };
+    let other = headers.get_all(name).iter().find(|other| *other != value);
+    let name = name.as_str();
     let text = String::from_utf8_lossy(value.as_bytes());
     text_within(name, &text, MAX_TEXT_BYTES)?;
+    if let Some(other) = other {
+        let other = shortened(&String::from_utf8_lossy(other.as_bytes()));
+        let problem =
+            format!("the header has several values, `{}` and `{other}`; send one", shortened(&text));
+        return Err(RequestError::new(name, &problem));
+    }
     let parsed = text.trim().parse().ok().map(Some);
     parsed.ok_or_else(|| RequestError::new(name, &format!("`{}` does not parse", shortened(&text))))
 }

@@ -35,6 +35,13 @@ fn a3_what_does_not_parse_is_named() {
     let error = hints(&[("x-dp-rank", "one")], "{}", HintTrust::Trusted).unwrap_err();
     // A3.8
     assert_eq!(error.to_string(), "x-dp-rank: `one` does not parse");
+    let doubled = |second| hints(&[("x-dp-rank", "1"), ("x-dp-rank", second)], "{}", HintTrust::Trusted);
+    // A3.8: one header twice
+    assert_eq!(
+        doubled("2").unwrap_err().to_string(),
+        "x-dp-rank: the header has several values, `1` and `2`; send one"
+    );
+    assert_eq!(doubled("1").unwrap().dp_rank, Some(DpRank(1)));
     let error = hints(&[], r#"{"dp_rank":-1}"#, HintTrust::Trusted).unwrap_err();
     assert!(error.to_string().starts_with("nvext: `{\"dp_rank\":-1}`"), "{error}");
     // A3.8: a list is not the values of an object in their order.
@@ -283,6 +290,7 @@ fn f11_the_session_of_a_program_is_named_by_headers_or_the_agent_context() {
         (&[("x-claude-code-session-id", "r"), agent], "{}", owned("a", Some("r"), false)),
         (&[("x-claude-code-session-id", "r"), agent, above], "{}", owned("a", Some("b"), false)),
         (&[("session-id", "c"), (last, "true")], "{}", owned("c", None, true)),
+        (&[("session_id", "c")], "{}", owned("c", None, false)),
         (
             &[("x-dynamo-session-id", "h"), ("x-claude-code-session-id", "r"), agent],
             "{}",
@@ -292,6 +300,9 @@ fn f11_the_session_of_a_program_is_named_by_headers_or_the_agent_context() {
         // F11.1, F11.6
         assert_eq!(read(headers, nvext), expected, "{headers:?} {nvext}");
     }
+    let of_cache = JsonBody::parse(Bytes::from_static(br#"{"prompt_cache_key":"k","nvext":{}}"#)).unwrap();
+    // A3.15
+    assert_eq!(Hints::parse(&HeaderMap::new(), &of_cache, HintTrust::Trusted).unwrap().session, None);
     assert!(hints(&[(last, "yes")], "{}", HintTrust::Trusted).is_err());
     assert!(hints(&[(parent, &"p".repeat(513))], "{}", HintTrust::Trusted).is_err());
     // A3.9
