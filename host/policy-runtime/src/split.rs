@@ -89,6 +89,8 @@ struct Place {
     memory: Option<u32>,
     memories: u32,
     tables: u32,
+    is_taken: bool,
+    is_instantiated: bool,
 }
 
 #[derive(Default)]
@@ -152,6 +154,7 @@ impl Splitter {
         let (memories, tables) = (module.memories()?, module.tables()?);
         let is_taken = self.shared.len() < MAX_MODULES && module.code_bytes() >= MIN_CODE_BYTES;
         let parts = is_taken.then(|| module.take_apart()).flatten();
+        let is_taken = parts.is_some();
         let memory = parts.as_ref().and_then(|parts| parts.memory.as_ref()).map(|memory| {
             write_section(&mut self.out, kind::MODULE, memory);
             self.next_module += 1;
@@ -164,7 +167,8 @@ impl Splitter {
             }
             None => write_section(&mut self.out, kind::MODULE, section.body),
         }
-        self.modules.push(Place { index: self.next_module, memory, memories, tables });
+        let index = self.next_module;
+        self.modules.push(Place { index, memory, memories, tables, is_taken, is_instantiated: false });
         self.next_module += 1;
         Some(())
     }
@@ -189,7 +193,12 @@ impl Splitter {
         let (mut body, mut count) = (Vec::new(), 0);
         for (raw, instance) in items::<Instance<'_>>(section.body)? {
             if let Instance::Instantiate { module_index, args } = instance {
-                let place = self.modules.get(usize::try_from(module_index).ok()?)?;
+                let place = self.modules.get_mut(usize::try_from(module_index).ok()?)?;
+                // wasmtime bounds the globals and functions of all core instances together, but not those of
+                // modules that a component imports.
+                if std::mem::replace(&mut place.is_instantiated, true) && place.is_taken {
+                    return None;
+                }
                 self.memories = self.memories.saturating_add(place.memories);
                 self.tables = self.tables.saturating_add(place.tables);
                 let mut arguments: Vec<(&str, u32)> = Vec::new();

@@ -121,6 +121,22 @@ fn what_componentizers_do_not_make_stays_whole() {
 }
 
 #[test]
+fn t9_a_large_module_that_is_instantiated_twice_stays_whole() {
+    let code = much_code();
+    let text = |more: &str| {
+        let text = format!(
+            r#"(component
+                (core module $large (global (mut i64) (i64.const 1)) (func (export "much") {code}))
+                (core instance (instantiate $large)) {more})"#
+        );
+        wat::parse_str(text).expect("a component")
+    };
+    assert!(split(&text("")).is_some());
+    // T9.1
+    assert!(split(&text("(core instance (instantiate $large))")).is_none());
+}
+
+#[test]
 fn truncated_files_are_left_to_the_compiler() {
     let whole = with_memory(1, "");
     for length in (0..whole.len()).step_by(997).chain(0..400) {
