@@ -21,7 +21,7 @@ use crate::{
     capacity::{CORE_INSTANCES_PER_POLICY, Capacity, MEMORIES_PER_POLICY, TABLES_PER_POLICY},
     chores::Chores,
     compiler_process::{CompileLimits, CompilerProcess, Target, code_dir},
-    guest::Guest,
+    guest::{Guest, MAX_HANDLES},
     meter::{Meter, Usage},
     shared_modules::SharedModules,
     ticker::{Running, Ticker},
@@ -261,6 +261,7 @@ impl PolicyEngine {
     pub(crate) fn store(&self, guest: Guest) -> Store<Guest> {
         let mut store = Store::new(&self.inner.engine, guest);
         store.limiter(|guest| guest);
+        store.set_max_component_handles(MAX_HANDLES);
         store.epoch_deadline_callback(|mut store| Ok(store.data_mut().at_tick()));
         if self.inner.counts_instructions {
             // This fails only in an engine that does not count.

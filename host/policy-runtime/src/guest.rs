@@ -30,6 +30,11 @@ use current_call::CurrentCall;
 use log::GuestLog;
 use wasi::{CallClock, CallRng};
 
+/// Handles of WASI streams, pollables and others that a guest may have open: each takes memory of the host.
+pub(crate) const MAX_HANDLES: usize = 1_000;
+/// Random bytes that a guest gets at a time: no deadline ends such a call.
+const MAX_RANDOM_BYTES: u64 = 64 * 1024;
+
 /// Data of one store.
 pub(crate) struct Guest {
     wasi: WasiCtx,
@@ -78,11 +83,13 @@ impl Guest {
         wasi.stdout(log.clone()).stderr(log.of_stderr());
         wasi.wall_clock(CallClock(call.clone())).monotonic_clock(CallClock(call.clone()));
         wasi.secure_random(CallRng::new(call.clone())).insecure_random(CallRng::new(call.clone()));
-        wasi.insecure_random_seed(0);
+        wasi.insecure_random_seed(0).max_random_size(MAX_RANDOM_BYTES);
         wasi.allow_tcp(false).allow_udp(false).allow_ip_name_lookup(false);
+        let mut table = ResourceTable::new();
+        table.set_max_capacity(MAX_HANDLES);
         Self {
             wasi: wasi.build(),
-            table: ResourceTable::new(),
+            table,
             memory_bytes,
             memory_used: 0,
             table_elements: 0,
@@ -245,3 +252,6 @@ fn thread_cpu_time() -> Duration {
     let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
     Duration::new(seconds, u32::try_from(time.tv_nsec).unwrap_or(0))
 }
+
+#[cfg(test)]
+mod tests;
