@@ -2,6 +2,8 @@
 
 use std::{
     collections::BTreeSet,
+    fs::File,
+    io::Read as _,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -226,12 +228,24 @@ fn compiled(
     pointsman_policy_runtime::compile(engine, bytes, access)
 }
 
+/// Reads a file that is not larger than a policy may be.
 pub(crate) fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
     if path.is_dir() {
         let folder = path.display();
         bail!("{folder} is a folder: name the .wasm file that `pointsman policy build {folder}` makes");
     }
-    std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))
+    let limit = Limits::default().file_bytes;
+    let read = || {
+        let (file, mut bytes) = (File::open(path)?, Vec::new());
+        let size = usize::try_from(file.metadata()?.len()).unwrap_or(usize::MAX);
+        // A pipe and a device have no size, and may never end.
+        file.take(limit as u64 + 1).read_to_end(&mut bytes)?;
+        std::io::Result::Ok((size.max(bytes.len()), bytes))
+    };
+    match read().with_context(|| format!("cannot read {}", path.display()))? {
+        (size, _) if size > limit => Err(refused(path, &Refusal::TooLarge { size, limit })),
+        (_, bytes) => Ok(bytes),
+    }
 }
 
 /// Least size of a file that has an interpreter in it, bytes.
@@ -270,4 +284,19 @@ pub(crate) fn read_or_built_in(path: &Path) -> anyhow::Result<Vec<u8>> {
 
 pub(crate) fn refused(path: &Path, refusal: &Refusal) -> anyhow::Error {
     anyhow::anyhow!("{}: refused ({}): {refusal}", path.display(), refusal.kind())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn t4_a_file_larger_than_a_policy_is_not_read_to_its_end() {
+        // T4.14
+        let error = read(Path::new("/dev/zero")).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "/dev/zero: refused (too_large): the file has 33554433 bytes; the limit is 33554432"
+        );
+    }
 }
