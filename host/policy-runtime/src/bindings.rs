@@ -8,6 +8,8 @@ macro_rules! bindings {
             wasmtime::component::bindgen!({
                 path: "../../wit",
                 world: $world,
+                // A call that takes too long is ended by a trap.
+                imports: { default: trappable },
                 $(exports: { default: $async },)?
             });
         }
@@ -57,5 +59,6 @@ pub(crate) mod memory {
         path: "../../wit",
         inline: "package pointsman:host; world memory { import pointsman:policy/state@0.1.1; }",
         world: "pointsman:host/memory",
+        imports: { default: trappable },
     });
 }

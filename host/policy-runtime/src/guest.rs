@@ -5,7 +5,7 @@ use std::{mem, sync::Arc, time::Duration};
 
 use pointsman_routing::{Call, DecisionContext, Purpose, StateAccesses};
 use wasmtime::{
-    ResourceLimiter, UpdateDeadline,
+    ResourceLimiter, Trap, UpdateDeadline,
     component::{HasSelf, Linker, ResourceTable},
 };
 use wasmtime_wasi::{WasiCtx, WasiCtxView, WasiView};
@@ -34,6 +34,10 @@ use wasi::{CallClock, CallRng};
 pub(crate) const MAX_HANDLES: usize = 1_000;
 /// Random bytes that a guest gets at a time: no deadline ends such a call.
 const MAX_RANDOM_BYTES: u64 = 64 * 1024;
+/// What a call of a host function counts at least.
+const BYTES_OF_A_CALL: usize = 512;
+/// Bytes that host functions get between two looks at the guest's CPU time.
+const BYTES_BETWEEN_TICKS: usize = 64 * 1024;
 
 /// Data of one store.
 pub(crate) struct Guest {
@@ -51,6 +55,8 @@ pub(crate) struct Guest {
     pub(crate) time_limit: TimeLimit,
     /// The thread's CPU time at the present call's first tick.
     first_tick: Option<Duration>,
+    /// Bytes that host functions got since the last tick that [`Guest::spend`] made.
+    host_bytes: usize,
     call: Arc<CurrentCall>,
     log: GuestLog,
     state: Arc<State>,
@@ -96,6 +102,7 @@ impl Guest {
             denied: false,
             time_limit: TimeLimit { time: Duration::ZERO, key: "" },
             first_tick: None,
+            host_bytes: 0,
             call,
             log,
             state: access.state().clone(),
@@ -185,6 +192,20 @@ impl Guest {
         }
     }
 
+    /// Counts a call of a host function that got this many bytes. Code without loops and without functions of
+    /// its own meets no tick, however often it calls the host.
+    fn spend(&mut self, bytes: usize) -> wasmtime::Result<()> {
+        self.host_bytes += BYTES_OF_A_CALL + bytes;
+        if self.host_bytes < BYTES_BETWEEN_TICKS {
+            return Ok(());
+        }
+        self.host_bytes = 0;
+        match self.at_tick() {
+            UpdateDeadline::Interrupt => Err(Trap::Interrupt.into()),
+            _ => Ok(()),
+        }
+    }
+
     /// Links the interfaces of the contract that a guest may import.
     pub(crate) fn link_host(linker: &mut Linker<Self>) -> wasmtime::Result<()> {
         wit_log::add_to_linker::<Self, HasSelf<Self>>(linker, |guest| guest)?;
@@ -230,7 +251,8 @@ impl ResourceLimiter for Guest {
 }
 
 impl wit_log::Host for Guest {
-    fn log(&mut self, level: wit_log::Level, message: String) {
+    fn log(&mut self, level: wit_log::Level, message: String) -> wasmtime::Result<()> {
+        self.spend(message.len())?;
         let level = match level {
             wit_log::Level::Debug => tracing::Level::DEBUG,
             wit_log::Level::Info => tracing::Level::INFO,
@@ -238,6 +260,7 @@ impl wit_log::Host for Guest {
             wit_log::Level::Error => tracing::Level::ERROR,
         };
         self.log.write(level, &message);
+        Ok(())
     }
 }
 

@@ -5,7 +5,8 @@ use super::Guest;
 use crate::{bindings::memory::pointsman::policy::state, state::StateError};
 
 impl state::Host for Guest {
-    fn get(&mut self, key: String) -> Option<Vec<u8>> {
+    fn get(&mut self, key: String) -> wasmtime::Result<Option<Vec<u8>>> {
+        self.spend(key.len())?;
         let now = self.now_ms();
         let value = match &self.scratch {
             Some(scratch) => scratch.get(&self.state, &key, now),
@@ -14,10 +15,16 @@ impl state::Host for Guest {
         if let Some(accesses) = self.noted_accesses() {
             accesses.note_read(&key, value.as_deref());
         }
-        value
+        Ok(value)
     }
 
-    fn set(&mut self, key: String, value: Vec<u8>, ttl_ms: u32) -> Result<(), state::StateError> {
+    fn set(
+        &mut self,
+        key: String,
+        value: Vec<u8>,
+        ttl_ms: u32,
+    ) -> wasmtime::Result<Result<(), state::StateError>> {
+        self.spend(key.len() + value.len())?;
         let now = self.now_ms();
         if let Some(accesses) = self.noted_accesses() {
             accesses.note_write(&key);
@@ -26,10 +33,11 @@ impl state::Host for Guest {
             Some(scratch) => scratch.set(&self.state, &key, &value, ttl_ms, now),
             None => self.state().set(&key, &value, ttl_ms, now),
         };
-        outcome.map_err(to_wit)
+        Ok(outcome.map_err(to_wit))
     }
 
-    fn delete(&mut self, key: String) {
+    fn delete(&mut self, key: String) -> wasmtime::Result<()> {
+        self.spend(key.len())?;
         if let Some(accesses) = self.noted_accesses() {
             accesses.note_write(&key);
         }
@@ -37,9 +45,16 @@ impl state::Host for Guest {
             Some(scratch) => scratch.delete(&key),
             None => self.state().delete(&key),
         }
+        Ok(())
     }
 
-    fn increment(&mut self, key: String, delta: i64, ttl_ms: u32) -> Result<i64, state::StateError> {
+    fn increment(
+        &mut self,
+        key: String,
+        delta: i64,
+        ttl_ms: u32,
+    ) -> wasmtime::Result<Result<i64, state::StateError>> {
+        self.spend(key.len())?;
         let now = self.now_ms();
         let outcome = match &mut self.scratch {
             Some(scratch) => scratch.increment(&self.state, &key, delta, ttl_ms, now),
@@ -50,7 +65,7 @@ impl state::Host for Guest {
             accesses.note_read(&key, Some(&sum.saturating_sub(delta).to_le_bytes()));
             accesses.note_write(&key);
         }
-        outcome.map_err(to_wit)
+        Ok(outcome.map_err(to_wit))
     }
 }
 

@@ -29,3 +29,18 @@ fn t9_random_bytes_are_limited() {
     assert!(random.get_random_bytes(MAX_RANDOM_BYTES + 1).is_err());
     assert!(random.get_insecure_random_bytes(MAX_RANDOM_BYTES + 1).is_err());
 }
+
+#[test]
+fn t9_calls_of_the_host_end_at_the_deadline_without_a_tick_of_the_guest() {
+    let mut guest = guest();
+    guest.allow(TimeLimit { time: Duration::from_millis(2), key: "policies.deadline" });
+    let long = "l".repeat(100_000);
+    let ended = (0..1_000_000)
+        .find_map(|_| wit_log::Host::log(&mut guest, wit_log::Level::Debug, long.clone()).err());
+    // T9.4
+    assert_eq!(ended.and_then(|error| error.downcast_ref().copied()), Some(Trap::Interrupt));
+    guest.allow(TimeLimit { time: Duration::from_millis(2), key: "policies.deadline" });
+    let ended = (0..10_000_000).find_map(|_| wit_state::Host::get(&mut guest, "key".to_owned()).err());
+    // T9.4
+    assert_eq!(ended.and_then(|error| error.downcast_ref().copied()), Some(Trap::Interrupt));
+}
