@@ -17,6 +17,9 @@ use crate::{
     worker_name::worker_of,
 };
 
+/// Digits of the id of a decision; those of a request have others or more.
+const DECISION_ID: usize = 16;
+
 /// Commands below `decisions`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum DecisionsCommand {
@@ -31,8 +34,8 @@ pub(crate) enum DecisionsCommand {
 pub struct DecisionsArgs {
     #[command(subcommand)]
     command: Option<DecisionsCommand>,
-    /// Id of a decision: explain it in sentences.
-    #[arg(conflicts_with_all = ["last", "slot", "worker"])]
+    /// Id of a decision: explain it in sentences. Or a request id (x-request-id): list its decisions.
+    #[arg(conflicts_with_all = ["last", "slot", "worker", "request"])]
     id: Option<String>,
     /// Number of decisions, newest first.
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=1000))]
@@ -43,6 +46,9 @@ pub struct DecisionsArgs {
     /// Only decisions for this worker: its id, URL or address, or a beginning that no other one has.
     #[arg(long)]
     worker: Option<String>,
+    /// Only decisions of this request: the x-request-id of its answer.
+    #[arg(long, value_name = "ID")]
+    request: Option<String>,
     /// Print the JSON of the answer unchanged.
     #[arg(long)]
     json: bool,
@@ -69,11 +75,16 @@ impl DecisionsArgs {
         }
         let gateway = self.gateway.client()?;
         let (last, worker) = (self.last.to_string(), self.worker_id(&gateway)?);
-        let path = match &self.id {
+        let (decision, request) = self.ids();
+        let path = match decision {
             Some(id) => format!("/decisions/{}", segment(id)),
             None => {
-                let pairs =
-                    [("limit", Some(&*last)), ("slot", self.slot.as_deref()), ("worker", worker.as_deref())];
+                let pairs = [
+                    ("limit", Some(&*last)),
+                    ("slot", self.slot.as_deref()),
+                    ("worker", worker.as_deref()),
+                    ("request_id", request),
+                ];
                 format!("/decisions{}", query(&pairs))
             }
         };
@@ -81,7 +92,7 @@ impl DecisionsArgs {
         if self.json {
             return answer.print_json();
         }
-        match &self.id {
+        match decision {
             Some(_) => print(&answer.read::<Explained>()?.text())?,
             None => print(&table(&answer.read::<Decisions>()?))?,
         }
@@ -90,11 +101,21 @@ impl DecisionsArgs {
 }
 
 impl DecisionsArgs {
-    /// Returns the id of the worker that the argument names. A whole id may belong to a worker that left.
+    /// Returns the ids of the decision and of the request that the arguments name.
+    fn ids(&self) -> (Option<&str>, Option<&str>) {
+        let id = self.id.as_deref();
+        let is_decision =
+            |id: &&str| id.len() <= DECISION_ID && id.bytes().all(|byte| byte.is_ascii_hexdigit());
+        (id.filter(is_decision), self.request.as_deref().or(id.filter(|id| !is_decision(id))))
+    }
+
+    /// Returns the id of the worker that the argument names. A whole id may belong to a worker that left, and
+    /// may be followed by a rank, as in `x-pointsman-decision`.
     fn worker_id(&self, gateway: &Gateway) -> anyhow::Result<Option<String>> {
         let Some(name) = &self.worker else { return Ok(None) };
-        if name.parse::<u64>().is_ok() {
-            return Ok(Some(name.clone()));
+        let id = name.split_once('/').map_or(&**name, |(id, _)| id);
+        if id.parse::<u64>().is_ok() {
+            return Ok(Some(id.to_owned()));
         }
         Ok(Some(block_on(async { Ok(worker_of(gateway, name).await?.id) })?.to_string()))
     }
@@ -162,6 +183,7 @@ fn choice(one: &Decision) -> String {
 
 #[cfg(test)]
 mod tests {
+    use clap::FromArgMatches as _;
     use serde_json::json;
 
     use super::*;
@@ -172,6 +194,25 @@ mod tests {
             "cached_tokens": { "predicted": null, "reported": null }, "run": run,
         });
         ended(&serde_json::from_value(outcome).unwrap())
+    }
+
+    #[test]
+    fn o1_what_answers_name_is_taken_as_it_stands_there() {
+        let ids = |args: &[&str]| {
+            let args = ["decisions"].iter().chain(args);
+            let parsed =
+                DecisionsArgs::augment_args(clap::Command::new("decisions")).try_get_matches_from(args);
+            let args = DecisionsArgs::from_arg_matches(&parsed.unwrap()).unwrap();
+            let (decision, request) = args.ids();
+            (decision.map(str::to_owned), request.map(str::to_owned))
+        };
+        let some = |id: &str| Some(id.to_owned());
+        // O1.5
+        assert_eq!(ids(&["6b0e418100000001"]), (some("6b0e418100000001"), None));
+        for request in ["075b2df3fac4045f43bb397a5159460e", "my-request"] {
+            assert_eq!(ids(&[request]), (None, some(request)));
+        }
+        assert_eq!(ids(&["--request", "42"]), (None, some("42")));
     }
 
     #[test]

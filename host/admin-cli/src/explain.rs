@@ -152,7 +152,6 @@ fn no_answer(reason: &str, detail: Option<&str>) -> String {
 }
 
 fn chosen(one: &Decision, addresses: Addresses<'_>) -> String {
-    let among = one.candidates.len();
     let took = format!("The decision took {:.0} µs.", one.took_us);
     if let Some(plan) = &one.plan {
         return format!("{} {took}", plan::answer(plan, addresses));
@@ -162,11 +161,7 @@ fn chosen(one: &Decision, addresses: Addresses<'_>) -> String {
     }
     let Some(choice) = &one.choice else { return format!("No candidate was chosen. {took}") };
     let cost = choice.cost.map(|cost| format!(" at cost {cost:.2}")).unwrap_or_default();
-    let among = if one.inputs_dropped {
-        "; the inputs were too large to record".to_owned()
-    } else {
-        format!(" among {}", counted(among as u64, "candidate"))
-    };
+    let among = among(one);
     let second = one.runner_up.as_ref().zip(choice.cost);
     let second = second.and_then(|(second, cost)| runner_up(second, cost, addresses));
     format!(
@@ -174,6 +169,19 @@ fn chosen(one: &Decision, addresses: Addresses<'_>) -> String {
         capital(&named(choice.worker, choice.dp_rank, addresses)),
         second.unwrap_or_default()
     )
+}
+
+/// Among how many of the eligible candidates one was chosen: those that filters left, or a short list.
+fn among(one: &Decision) -> String {
+    let listed = one.candidates.len() as u64;
+    let left = one.left.as_ref().map_or(listed, |left| left.len() as u64);
+    let all = one.eligible.unwrap_or(listed).max(listed);
+    match one.decider.by.as_str() {
+        "pin" | "session" | "plan" => String::new(),
+        _ if one.inputs_dropped => "; the inputs were too large to record".to_owned(),
+        _ if left < all => format!(" among {left} of {}", counted(all, "candidate")),
+        _ => format!(" among {}", counted(left, "candidate")),
+    }
 }
 
 fn runner_up(second: &Costed, chosen: f64, addresses: Addresses<'_>) -> Option<String> {
@@ -274,8 +282,9 @@ fn ended(outcome: Option<&Outcome>) -> String {
     if end.ttft_ms.is_some() {
         text.push_str(&format!("; TTFT {}, ITL {}", millis(end.ttft_ms), millis(end.itl_ms)));
     }
-    if let Some(tokens) = end.output_tokens {
-        text.push_str(&format!("; {tokens} output tokens"));
+    let tokens = [(end.prompt_tokens, "prompt"), (end.output_tokens, "output")];
+    for (count, kind) in tokens.iter().filter_map(|(count, kind)| Some(((*count)?, kind))) {
+        text.push_str(&format!("; {}", counted(count, &format!("{kind} token"))));
     }
     let cached = &end.cached_tokens;
     if let (Some(predicted), Some(reported)) = (cached.predicted, cached.reported) {
@@ -289,6 +298,7 @@ fn ended(outcome: Option<&Outcome>) -> String {
     if let (Some(sent), Some(ended)) = (times.prefill_sent, times.prefill_ended) {
         text.push_str(&format!(" Its prefill leg took {}.", millis(Some(ended - sent))));
     }
+    text.push_str(&answered(end));
     if end.moved {
         text.push_str(
             " The stream left this worker: it drained, or a request of a higher priority needed room.",
@@ -300,6 +310,28 @@ fn ended(outcome: Option<&Outcome>) -> String {
         text.push_str(" The leg was decided again, so this worker did not serve it.");
     }
     text
+}
+
+/// Says how long the first token and the rest of the answer took. The times are of the last legs, which may
+/// have sent the rest of a stream.
+fn answered(end: &Outcome) -> String {
+    let times = &end.times_ms;
+    let Some(sent) = times.answer_sent else { return String::new() };
+    let (began, after) = match times.prefill_ended {
+        Some(ended) => (ended, "the prefill leg ended"),
+        None => (sent, "its leg was sent"),
+    };
+    match end.ttft_ms {
+        Some(first) if first >= began => format!(
+            " The first token came {} after {after}, and the rest of the answer took {}.",
+            millis(Some(first - began)),
+            millis(Some((end.duration_ms - first).max(0.0)))
+        ),
+        None if end.status < 400 => {
+            format!(" The leg that answers took {}.", millis(Some((end.duration_ms - sent).max(0.0))))
+        }
+        _ => String::new(),
+    }
 }
 
 /// Says why a leg failed, if it did.

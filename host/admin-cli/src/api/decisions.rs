@@ -35,7 +35,12 @@ pub struct Decision {
     pub decider: Decider,
     pub reason: Option<String>,
     pub call: Call,
+    #[serde(default)]
+    pub eligible: Option<u64>,
     pub candidates: Vec<(u64, u32)>,
+    /// Rows that the filters left; `None`: all.
+    #[serde(default)]
+    pub left: Option<Vec<u32>>,
     #[serde(default)]
     pub stages: Vec<Stage>,
     /// In place of the stages where the inputs were dropped.
@@ -142,6 +147,7 @@ pub struct Outcome {
     pub moved: bool,
     pub ttft_ms: Option<f64>,
     pub itl_ms: Option<f64>,
+    pub prompt_tokens: Option<u64>,
     pub output_tokens: Option<u64>,
     pub duration_ms: f64,
     pub cached_tokens: CachedTokens,
@@ -152,13 +158,15 @@ pub struct Outcome {
     pub run: Option<LegRun>,
 }
 
-/// Time that a request waited in the queue, and when its prefill leg was sent and ended.
+/// Time that a request waited in the queue, when its prefill leg was sent and ended, and when the leg that
+/// answers was sent.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Times {
     pub queued: Option<f64>,
     pub prefill_sent: Option<f64>,
     pub prefill_ended: Option<f64>,
+    pub answer_sent: Option<f64>,
 }
 
 /// When the leg of a decision was sent and ended, and why it failed.

@@ -224,17 +224,54 @@ fn t2_the_time_in_the_queue_and_of_the_prefill_leg_is_told() {
     let text = |times: serde_json::Value| {
         explain(&receipt(|receipt| {
             receipt["outcome"] = json!({
-                "status": 200, "code": "ok", "retried": false, "ttft_ms": 2_557.0, "itl_ms": 57.0, "output_tokens": 7,
+                "status": 200, "code": "ok", "retried": false, "ttft_ms": 2_557.0, "itl_ms": 57.0, "output_tokens": 7, "prompt_tokens": 9_000,
                 "duration_ms": 3_110.0, "cached_tokens": { "predicted": null, "reported": null }, "times_ms": times,
             });
         }))
     };
     let waited = json!({ "queued": 2_395.0, "prefill_sent": 2_400.0, "prefill_ended": 2_500.0, "answer_sent": 2_501.0 });
-    let told = " 7 output tokens. It waited 2395 ms in the queue. Its prefill leg took 100 ms.\n";
+    let told = " 9000 prompt tokens; 7 output tokens. It waited 2395 ms in the queue. Its prefill leg took 100 ms. \
+                The first token came 57 ms after the prefill leg ended, and the rest of the answer took 553 ms.\n";
     // T2.9
     assert!(text(waited.clone()).ends_with(told), "{}", text(waited));
     let not = json!({ "queued": null, "prefill_sent": 1.0, "prefill_ended": null, "answer_sent": 2.0 });
-    assert!(text(not.clone()).ends_with(" 7 output tokens.\n"), "{}", text(not));
+    assert!(text(not.clone()).ends_with(" 7 output tokens. The first token came 2555 ms after its leg was sent, and the rest of the answer took 553 ms.\n"), "{}", text(not));
+}
+
+#[test]
+fn t2_the_time_of_an_answer_that_is_not_streamed_is_told() {
+    let text = explain(&receipt(|receipt| {
+        receipt["outcome"] = json!({
+            "status": 200, "code": "ok", "retried": false, "ttft_ms": null, "itl_ms": null, "output_tokens": 7,
+            "duration_ms": 60.0, "cached_tokens": { "predicted": null, "reported": null },
+            "times_ms": { "queued": null, "prefill_sent": null, "prefill_ended": null, "answer_sent": 2.0 },
+        });
+    }));
+    // T2.9
+    assert!(text.ends_with(" 7 output tokens. The leg that answers took 58 ms.\n"), "{text}");
+}
+
+#[test]
+fn t2_the_candidates_that_the_policy_chose_among_are_counted() {
+    let among = |change: serde_json::Value| {
+        explain(&receipt(|receipt| {
+            receipt["eligible"] = json!(2);
+            receipt["runner_up"] = json!(null);
+            for (key, value) in change.as_object().unwrap() {
+                receipt[key] = value.clone();
+            }
+        }))
+    };
+    for (change, expected) in [
+        (json!({}), " at cost 1.50 among 2 candidates. "),
+        (json!({ "left": [1] }), " at cost 1.50 among 1 of 2 candidates. "),
+        (json!({ "eligible": 1_000 }), " at cost 1.50 among 2 of 1000 candidates. "),
+        (json!({ "decider": { "by": "session" } }), " at cost 1.50. "),
+    ] {
+        let text = among(change);
+        // T2.10
+        assert!(text.contains(&format!("Worker 2 (rank 1) was chosen{expected}")), "{text}");
+    }
 }
 
 #[test]

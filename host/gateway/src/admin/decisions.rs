@@ -92,7 +92,12 @@ pub(super) async fn one(
     headers: HeaderMap,
 ) -> Response {
     let Ok(number) = id.parse() else {
-        return invalid(&headers, &format!("`{id}` is not a decision id: expected hexadecimal digits"));
+        return invalid(
+            &headers,
+            &format!(
+                "`{id}` is not a decision id: expected hexadecimal digits; GET /decisions?request_id= has those of a request"
+            ),
+        );
     };
     match state.router.decisions().get(number, |_, _| true) {
         Some(record) => {
@@ -185,8 +190,18 @@ impl Filter {
                     filter.slot = Some(one_of(&name, value, &slots)?);
                 }
                 "slot_model" => filter.slot_model = Some(value),
-                "worker" => filter.worker = Some(number(&name, &value)?),
-                "policy" => filter.policy = Some(value),
+                // With its rank, as in `x-pointsman-decision`.
+                "worker" => {
+                    filter.worker = Some(number(&name, value.split_once('/').map_or(&*value, |(id, _)| id))?);
+                }
+                // With its generation, as there.
+                "policy" => match value.rsplit_once('@') {
+                    Some((policy, generation)) => {
+                        filter.policy = Some(policy.to_owned());
+                        filter.generation = Some(number(&name, generation)?);
+                    }
+                    None => filter.policy = Some(value),
+                },
                 "generation" => filter.generation = Some(number(&name, &value)?),
                 "decider" => {
                     let deciders = ["policy", "native", "fallback", "pin", "session", "plan"];
@@ -330,5 +345,9 @@ mod tests {
             (Some("a b"), Some(Duration::from_micros(1_500)))
         );
         assert_eq!(filter.before, "1f".parse().ok());
+        let header = Filter::parse("worker=18446744073709551615/3&policy=low-queue%2Bkv-aware%407").unwrap();
+        let named = (header.worker, header.policy.as_deref(), header.generation);
+        // O1.5
+        assert_eq!(named, (Some(u64::MAX), Some("low-queue+kv-aware"), Some(7)));
     }
 }
