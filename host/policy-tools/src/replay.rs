@@ -120,7 +120,15 @@ impl ReplayError {
             #[serde(rename = "decisions")]
             _decisions: Vec<serde::de::IgnoredAny>,
         }
+        #[derive(Deserialize)]
+        struct Log {
+            #[serde(rename = "log")]
+            _log: serde::de::IgnoredAny,
+        }
         let hint = match serde_json::from_str::<List>(text) {
+            _ if serde_json::from_str::<Log>(text).is_ok() => {
+                "; this is a decision log, which has no facts to replay: record decisions with GET /decisions/export"
+            }
             Ok(_) => "; this is a list of decisions: record them with GET /decisions/export, one in a line",
             Err(_) if error.is_eof() => "; the line is cut off: record the decisions again, or remove it",
             Err(_) => "",

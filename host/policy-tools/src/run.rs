@@ -111,7 +111,10 @@ fn open(path: &Path) -> anyhow::Result<impl BufRead> {
     let begin = recording.fill_buf()?;
     let packed = [(&GZIP[..], "gzip"), (&ZSTD[..], "zstd")];
     if let Some((_, format)) = packed.iter().find(|(magic, _)| begin.starts_with(magic)) {
-        bail!("the file is compressed ({format}); expand it first: `{format} -dc FILE > decisions.jsonl`");
+        bail!(
+            "the file is compressed ({format}); expand it first: `{format} -dc FILE > decisions.jsonl`. Files of \
+             decisions.log_dir have no facts to replay: record decisions with GET /decisions/export"
+        );
     }
     // Editors on Windows begin a file with it.
     if begin.starts_with(BYTE_ORDER_MARK) {

@@ -660,6 +660,14 @@ fn run_refuses_what_is_no_recording() {
     let ran = pointsman(dir.path(), ["run", "policy.wasm", "--receipts", "r.jsonl"]);
     // O7.4
     assert!(ran.code == Some(2) && ran.err.contains("compressed (gzip); expand it first"), "{}", ran.err);
+    write(&[r#"{"log":"pointsman-decisions","version":1,"block_tokens":16}"#.to_owned()]);
+    let ran = pointsman(dir.path(), ["run", "policy.wasm", "--receipts", "r.jsonl"]);
+    // O7.4
+    assert!(
+        ran.code == Some(2) && ran.err.contains("decision log, which has no facts to replay"),
+        "{}",
+        ran.err
+    );
     write(&[format!("{{\"decisions\":[{}]}}", line("1a", 1))]);
     let ran = pointsman(dir.path(), ["run", "policy.wasm", "--receipts", "r.jsonl"]);
     assert!(ran.code == Some(2) && ran.err.contains("record them with GET /decisions/export"), "{}", ran.err);
