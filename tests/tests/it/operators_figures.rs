@@ -107,6 +107,7 @@ async fn m4_prompts_that_no_engine_measured_count_with_the_gateway_s_length() {
     assert!(prompts > 3.0 * 100.0 && prompts == of_tenant, "{prompts}, {of_tenant} of the tenant");
     let predicted = metric(&cluster, "pointsman_predicted_tokens_total").await;
     assert!((1.0..=prompts).contains(&predicted), "{predicted} of {prompts}");
+    assert_eq!(metric(&cluster, "pointsman_cache_predicted_prompt_tokens_total").await, prompts);
     // A request that no engine ran has no prompt.
     let unknown = body(1, true).replace("tiny", "unknown");
     assert_eq!(cluster.client.post(COMPLETIONS, &[], unknown).await.unwrap().status, 404);

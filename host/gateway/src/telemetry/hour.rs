@@ -51,7 +51,8 @@ pub(crate) struct Minute {
 /// Numbers of tokens since the start.
 #[derive(Clone, Copy, Debug, Default)]
 struct TokenCounts {
-    prompt: u64,
+    /// Prompt tokens of requests for which routing predicted the cached ones.
+    predictable: u64,
     /// Prompt tokens of requests whose engine reported the cached ones.
     reported: u64,
     cached: u64,
@@ -66,7 +67,8 @@ pub(crate) struct TokenRates {
     /// Share of cached prompt tokens of the requests whose engine reported them; `None` without such
     /// requests.
     cached_share: Option<f64>,
-    /// Share of the prompt tokens that routing expected to be cached; `None` without prompts.
+    /// Share of prompt tokens that routing expected to be cached, of the requests for which it predicted
+    /// that; `None` without such requests.
     predicted_share: Option<f64>,
     /// Output tokens per second.
     output_tokens_per_second: f64,
@@ -209,7 +211,7 @@ fn legs_between(before: u32, now: u32) -> u32 {
 impl TokenCounts {
     fn of(metrics: &Metrics, at_ms: u64) -> Self {
         Self {
-            prompt: metrics.prompt_tokens.get(),
+            predictable: metrics.cache_predicted_prompt_tokens.get(),
             reported: metrics.cache_reported_prompt_tokens.get(),
             cached: metrics.cached_tokens.get(),
             predicted: metrics.predicted_tokens.get(),
@@ -228,11 +230,11 @@ impl TokenCounts {
     fn since(self, before: Self) -> TokenRates {
         let share = |count: u64, of: u64| (of > 0).then(|| (count as f64 / of as f64).min(1.0));
         let since_ms = self.at_ms.saturating_sub(before.at_ms).max(1);
-        let prompt = self.prompt.saturating_sub(before.prompt);
+        let predictable = self.predictable.saturating_sub(before.predictable);
         let reported = self.reported.saturating_sub(before.reported);
         TokenRates {
             cached_share: share(self.cached.saturating_sub(before.cached), reported),
-            predicted_share: share(self.predicted.saturating_sub(before.predicted), prompt),
+            predicted_share: share(self.predicted.saturating_sub(before.predicted), predictable),
             output_tokens_per_second: self.output.saturating_sub(before.output) as f64 * 1e3
                 / since_ms as f64,
         }
@@ -360,6 +362,8 @@ mod tests {
         assert_eq!(hour.recent_legs()(worker), RecentLegs::default());
         for minute in 1..=90 {
             metrics.prompt_tokens.inc_by(150);
+            metrics.cache_predicted_prompt_tokens.inc_by(50);
+            metrics.predicted_tokens.inc_by(20);
             metrics.cache_reported_prompt_tokens.inc_by(100);
             metrics.cached_tokens.inc_by(if minute > 60 { 80 } else { 20 });
             metrics.output_tokens.replace(0, 600);
@@ -370,6 +374,8 @@ mod tests {
         let minutes = hour.minutes();
         assert_eq!((minutes.len(), minutes[0].at_ms, minutes[59].at_ms), (60, 31 * 60_000, 90 * 60_000));
         assert_eq!((minutes[0].tokens.cached_share, minutes[59].tokens.cached_share), (Some(0.2), Some(0.8)));
+        // M4.12
+        assert_eq!(minutes[59].tokens.predicted_share, Some(0.4), "of the prompts with a prediction");
         assert_eq!((minutes[59].tokens.output_tokens_per_second, minutes[59].waiting), (10.0, 4));
         assert_eq!(hour.token_rates(&metrics, 90 * 60_000).cached_share, Some(0.8));
         assert_eq!(hour.recent_legs()(worker), RecentLegs { legs: 4 * 3 + 2, failed: 0 });

@@ -235,7 +235,9 @@ pub struct Metrics {
     pub(crate) cache_reported_prompt_tokens: Counter,
     /// Prompt tokens that engines reported as cached.
     pub cached_tokens: Counter,
-    /// Those of `prompt_tokens` that routing expected to be cached.
+    /// Those of `prompt_tokens` whose cached part routing predicted, because a policy asked for it.
+    pub(crate) cache_predicted_prompt_tokens: Counter,
+    /// Those of `cache_predicted_prompt_tokens` that routing expected to be cached.
     pub predicted_tokens: Counter,
     /// Output tokens, also of requests that run.
     pub(crate) output_tokens: OutputTokens,
@@ -301,6 +303,7 @@ impl Default for Metrics {
             prompt_tokens: Counter::default(),
             cache_reported_prompt_tokens: Counter::default(),
             cached_tokens: Counter::default(),
+            cache_predicted_prompt_tokens: Counter::default(),
             predicted_tokens: Counter::default(),
             output_tokens: OutputTokens::default(),
             relayed_bytes: Counter::default(),
@@ -372,7 +375,8 @@ impl Metrics {
             prompt_tokens "prompt_tokens" "Number of prompt tokens of requests that an engine ran, as the engine reported or the gateway counted them",
             cache_reported_prompt_tokens "cache_reported_prompt_tokens" "Number of prompt tokens of requests whose engine reported how many of them it found in its cache",
             cached_tokens "cached_tokens" "Number of prompt tokens that engines found in their cache",
-            predicted_tokens "predicted_tokens" "Number of those of the prompt tokens that routing expected to be cached",
+            cache_predicted_prompt_tokens "cache_predicted_prompt_tokens" "Number of prompt tokens of requests for which routing predicted how many of them are cached",
+            predicted_tokens "predicted_tokens" "Number of prompt tokens that routing expected to be cached",
             output_tokens "output_tokens" "Number of output tokens; a stream adds its own at each new KV block and at its end",
             relayed_bytes "relayed_bytes" "Size of all answers relayed to clients in bytes; a stream adds its own by 16 KB and at its end",
             decision_log_records "decision_log_records" "Number of requests that were written to the decision log",

@@ -87,8 +87,10 @@ impl Account {
         self.count_output_as(self.tokens.max(u32::try_from(output).unwrap_or(u32::MAX)));
         let (metrics, usage) = (&self.metrics, self.usage.unwrap_or_default());
         metrics.prompt_tokens.inc_by(prompt);
-        // A share of the prompts that are counted.
-        metrics.predicted_tokens.inc_by(u64::from(self.predicted_tokens).min(prompt));
+        if self.predicted {
+            metrics.cache_predicted_prompt_tokens.inc_by(prompt);
+            metrics.predicted_tokens.inc_by(u64::from(self.predicted_tokens).min(prompt));
+        }
         if let Some(cached) = usage.cached_tokens {
             metrics.cache_reported_prompt_tokens.inc_by(u64::from(usage.prompt_tokens));
             metrics.cached_tokens.inc_by(u64::from(cached));
