@@ -277,6 +277,24 @@ test("m6 a few failed legs raise no alarm, nor do those of a worker that is out,
   assert.deepEqual(store.store.workers.map((worker) => overview.workerRow(worker).querySelectorAll("td")[4].textContent), ["25.0 %", "–"]);
 });
 
+test("m6 a drained worker whose engine is stopped is shown as drained, and not as a failure", () => {
+  const drained = { out: "draining", in_flight: 0, reason: "GET http://a/health: connection refused" };
+  takeFleet([row("1", drained), row("2", drained), row("3", { out: "draining", in_flight: 1 }), row("4", { out: "unhealthy" })]);
+  const shown = (id) => overview.workerRow(store.store.byId.get(id), undefined).children.at(-1);
+  // M6.11
+  assert.deepEqual(["1", "3", "4"].map((id) => [shown(id).className, shown(id).textContent]), [["why dim", "drained"], ["why dim", "draining, 1 request left"], ["why bad", "unhealthy"]]);
+  assert.equal(store.notable()[0].text, `drained: ${drained.reason}`);
+  assert.deepEqual(store.problems().map(({ title }) => title), ["Worker 4 is unhealthy"]);
+});
+
+test("a policy that no worker's role uses is a warning at its slot", () => {
+  takeFleet([]);
+  store.take("stats", { reasons: ["policy mine is in slot prefill, which decides nothing: no worker has the role prefill"] });
+  const [told] = store.problems();
+  assert.deepEqual([told.bad, told.href, told.title, told.text], [false, "#slot/prefill", "Policy mine is in slot prefill, which decides nothing", "no worker has the role prefill"]);
+  store.take("stats", {});
+});
+
 test("m6 shares are among workers of the same role and models", () => {
   // M6.3
   takeFleet([row("1", { legs: 176 }), row("2", { legs: 0, models: 2 }), row("3", { legs: 0, models: 3 })]);
@@ -397,6 +415,9 @@ test("active, canary and shadow are compared side by side", () => {
   // T8.1
   assert.match(cells.fallbacks[2], /^2.00 %/);
   assert.deepEqual(cells["call p99"], ["under 64 µs", "over 250 ms", "–"]);
+  const swapped = lanes.lanesTable({ ...status, policy: "newer", generation: 6, canary: null, shadow: null }, [lane("active", { decisions: 9 })]);
+  // M6.12
+  assert.match(swapped.querySelectorAll("th")[1].textContent, /^activekv-aware @19 decisions before it ended$/);
   assert.deepEqual(shown.querySelectorAll("button").map((one) => one.textContent).filter((text) => text.endsWith("…")), ["Roll back …", "Promote …", "End …", "Promote …", "End …"]);
   store.take("hello", { may_change: false });
   const readOnly = lanes.lanesTable(status, [lane("active", {})]);
@@ -439,9 +460,17 @@ test("why legs come to a worker is told by who decided and what was cached", () 
   ], "prefill");
   assert.deepEqual(found, { cached: 1, policy: 1, untold: 1, bound: 1, fallback: 1 });
   const silent = outcome({ cached_tokens: { predicted: null, reported: 80 } });
+  store.take("slots", { ...store.store.slots, slots: [{ slot: "decode", model: null, generation: 1, canary: null }] });
   const told = [decision("1", { outcome: silent }), decision("2", { leg: "prefill", policy: "random", outcome: silent }), decision("3", { leg: "prefill", outcome: outcome() })];
   assert.deepEqual([requests.predictedText(0, told).textContent, requests.predictedText(0.5, told).textContent, requests.predictedText(null, told.slice(0, 1))], ["random predicts none", "50 % predicted, not by all", "none predicted"]);
+  const before = [decision("4", { generation: 0 }), decision("5", { decider: { by: "session" } })].map((one) => ({ ...one, leg: "prefill", outcome: silent }));
+  // M6.12
+  assert.equal(requests.predictedText(0, before), "none predicted", "neither a policy that was replaced nor one that was not asked");
   assert.deepEqual(requests.hits([{ outcome: outcome() }, { outcome: null }]), { reported: 0.5, predicted: 0.6 });
+  const known = [outcome(), silent, outcome({ cached_tokens: { predicted: 48, reported: null } })];
+  // M4.12
+  assert.deepEqual(requests.hits(known.map((one) => ({ outcome: one }))), { reported: 0.5, predicted: 0.45 }, "each of the prompts of which it is known");
+  assert.equal(requests.hits([{ outcome: null }]), null);
 });
 
 /** A worker and its last hour, as `/workers/{id}` tells them. */

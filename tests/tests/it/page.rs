@@ -85,7 +85,7 @@ fn m6_the_page_makes_rows_sentences_and_charts_of_what_the_gateway_tells() {
         return;
     };
     let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
-    // M6.5, M6.6, M6.7, M6.8, M6.9, M6.10: the same marks are in page.test.mjs.
+    // M6.5, M6.6, M6.7, M6.8, M6.9, M6.10, M6.12: the same marks are in page.test.mjs.
     assert!(output.status.success(), "{text}");
 }
 

@@ -2,8 +2,10 @@
 
 use std::{fs, time::Duration};
 
-use pointsman_sim::{Dialect, Fault, FaultKind, Role, SimConfig};
+use pointsman_embedded_policies::LEAST_LOADED;
+use pointsman_sim::{Dialect, Fault, FaultKind, Role, Sim, SimConfig};
 use pointsman_tests::{CHAT, Stream, TestCluster, TestClusterBuilder};
+use pointsman_workers::Ineligible;
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
@@ -66,6 +68,48 @@ async fn m6_events_say_that_the_gateway_is_not_ready_and_why_as_status_does() {
     cluster.admin.delete("/workers/2/drain").await.unwrap();
     let served = |stats: &Value| stats["ready"] == true && !stats["reasons"].to_string().contains("tiny");
     until(&mut events, served).await;
+}
+
+#[tokio::test]
+async fn m6_a_worker_that_drains_is_no_failure_when_its_engine_is_stopped() {
+    let config = SimConfig { kv_events: true, ..SimConfig::instant(Dialect::Vllm, Role::Aggregated) };
+    let engine = Sim::start(config).await.unwrap();
+    let cluster = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await;
+    let events = format!("tcp://127.0.0.1:{}", engine.kv_events_port().unwrap());
+    let worker =
+        json!({ "id": 9, "url": engine.url(), "role": "aggregated", "engine": "vllm", "kv_events": events });
+    assert_eq!(cluster.admin.post("/workers", &[], worker.to_string()).await.unwrap().status, 200);
+    cluster.until("it is eligible", |one| one.worker(9).ineligible().is_none()).await.unwrap();
+    engine.shutdown(Duration::ZERO).await;
+    let is_out = |one: &TestCluster| one.worker(9).ineligible() == Some(Ineligible::Unhealthy);
+    cluster.until("it is unhealthy", is_out).await.unwrap();
+    let live = async || cluster.metric("pointsman_kv_feed_live{worker=\"9\"").await.unwrap();
+    assert_eq!(live().await.len(), 1);
+    cluster.admin.post("/workers/9/drain", &[], "").await.unwrap();
+    // M5.7
+    assert_eq!(live().await, [0.0_f64; 0]);
+    assert_eq!(cluster.metric("pointsman_worker_faulty{worker=\"9\"").await.unwrap(), [0.0]);
+    let worker = cluster.admin.get("/workers/9").await.unwrap().json().unwrap()["worker"].take();
+    // M6.11
+    assert_eq!((&worker["ineligible"], &worker["health"]), (&json!("draining"), &json!("unhealthy")));
+    let status = cluster.admin.get("/status").await.unwrap().json().unwrap();
+    assert_eq!(status["workers"]["ineligible"], json!({ "draining": 1 }));
+    let [reason] = status["reasons"].as_array().unwrap().as_slice() else { panic!("{}", status["reasons"]) };
+    assert!(reason.as_str().unwrap().starts_with("worker 9 gets no request: draining: "), "{reason}");
+    let mut events = cluster.admin.events("/events?kinds=fleet", &[]).await.unwrap();
+    let fleet = until(&mut events, |fleet| !column(fleet, "out").is_empty()).await;
+    assert!(column(&fleet, "out").contains(&json!("draining")), "{fleet}");
+}
+
+#[tokio::test]
+async fn o1_a_policy_in_a_slot_whose_role_no_worker_has_is_told() {
+    let cluster = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await;
+    cluster.drop_policy("prefill.wasm", LEAST_LOADED).unwrap();
+    let mut events = cluster.admin.events("/events?kinds=stats", &[]).await.unwrap();
+    let told =
+        "policy least-loaded is in slot prefill, which decides nothing: no worker has the role prefill";
+    // O1.31
+    until(&mut events, |stats| stats["reasons"] == json!([told])).await;
 }
 
 #[tokio::test]

@@ -7,11 +7,12 @@ use std::{
 
 use axum::{Json, extract::State as Extract, http::StatusCode, response::IntoResponse};
 use pointsman_orchestration::{is_up, pair_that_is_up};
+use pointsman_routing::{Origin, Slot, SlotKind};
 use pointsman_workers::{Ineligible, Leg, ModelName, Snapshot, Worker, unix_ms};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::workers::{beyond, reason_of_out};
+use super::workers::{beyond, reason_of_out, told_ineligible};
 use crate::{
     big_numbers::with_texts,
     openai::short_text::shortened,
@@ -142,7 +143,7 @@ fn reasons(state: &State, snapshot: &Snapshot) -> Vec<String> {
     let mut reasons = reasons_of_gateway(state, snapshot);
     let workers = || snapshot.workers().iter();
     reasons.extend(workers().filter_map(|worker| {
-        let out = worker.ineligible()?;
+        let out = told_ineligible(worker)?;
         let why = reason_of_out(worker, out).map(|why| format!(": {why}")).unwrap_or_default();
         Some(format!("worker {} gets no request: {}{why}", worker.id(), out.as_str()))
     }));
@@ -185,6 +186,7 @@ fn reasons_of_gateway(state: &State, snapshot: &Snapshot) -> Vec<String> {
     reasons.extend(state.fleet.problems());
     reasons.extend(state.replicas.problems());
     reasons.extend(snapshot.name_conflicts().iter().map(ToString::to_string));
+    reasons.extend(state.router.slots().iter().filter_map(|slot| idle_policy(slot, snapshot)));
     reasons.extend(snapshot.models().into_iter().filter_map(|model| why_no_pair(snapshot, model)));
     let served = models_with_workers(snapshot, &state.settings);
     let missing = snapshot.models().into_iter().filter(|model| !served.contains(*model));
@@ -195,13 +197,33 @@ fn reasons_of_gateway(state: &State, snapshot: &Snapshot) -> Vec<String> {
     reasons
 }
 
+/// Says that a slot has a policy of a file and decides nothing, because no worker has its role.
+fn idle_policy(slot: &Slot, snapshot: &Snapshot) -> Option<String> {
+    let role = match slot.kind() {
+        SlotKind::DecodeOverride => SlotKind::Prefill.as_str(),
+        kind => kind.as_str(),
+    };
+    let lanes = slot.snapshot();
+    let has_role = |worker: &Arc<Worker>| worker.spec().role.as_str() == role;
+    if snapshot.workers().is_empty() || snapshot.workers().iter().any(has_role) {
+        return None;
+    }
+    let trials = [&lanes.canary, &lanes.shadow].into_iter().flatten().map(|trial| &trial.handle);
+    let rankers = [&lanes.active].into_iter().chain(trials).filter_map(|handle| handle.program.ranker());
+    let policy = rankers.into_iter().find(|policy| matches!(policy.origin, Origin::File(_)))?;
+    let (name, slot) = (&policy.name, slot.kind().as_str());
+    Some(format!("policy {name} is in slot {slot}, which decides nothing: no worker has the role {role}"))
+}
+
 fn is_starting(state: &State) -> bool {
     !state.serving.load(Ordering::Acquire)
 }
 
 /// Says for a worker why its KV events do not arrive.
 fn missing_events(worker: &Worker, state: &State) -> Option<String> {
-    Some(format!("worker {}: {}", worker.id(), state.feeds.problem(worker.id())?))
+    let drains = told_ineligible(worker) == Some(Ineligible::Draining);
+    let problem = state.feeds.problem(worker.id()).filter(|_| !drains)?;
+    Some(format!("worker {}: {problem}", worker.id()))
 }
 
 /// Says that the engine of a worker refuses the gateway's key.
@@ -253,7 +275,9 @@ fn not_served(model: &ModelName, snapshot: &Snapshot) -> String {
 
 fn worker_counts(snapshot: &Snapshot) -> Value {
     let mut ineligible: BTreeMap<&str, usize> = BTreeMap::new();
-    for reason in snapshot.workers().iter().filter_map(|worker| worker.ineligible()).map(Ineligible::as_str) {
+    for reason in
+        snapshot.workers().iter().filter_map(|worker| told_ineligible(worker)).map(Ineligible::as_str)
+    {
         *ineligible.entry(reason).or_default() += 1;
     }
     let total = snapshot.workers().len();

@@ -69,7 +69,7 @@ pub(super) fn describe(state: &State, age: bool, only: Option<WorkerId>) -> Valu
             .collect();
         let engine = worker.engine_load().map(|load| load_of_engine(load, age));
         // An engine with too much to do works: `paused` reports it.
-        let ineligible = worker.ineligible().filter(|reason| *reason != Ineligible::Paused);
+        let ineligible = told_ineligible(worker).filter(|reason| *reason != Ineligible::Paused);
         json!({
             "id": worker.id(), "source": sources.get(&worker.id()), "spec": worker.spec(),
             "models": models.get(&worker.id()).map(Vec::as_slice).unwrap_or_default(),
@@ -139,6 +139,13 @@ fn models_of_workers(snapshot: &Snapshot) -> HashMap<WorkerId, Vec<&ModelName>> 
 fn reason_of(worker: &Worker, busy: Option<String>, feeds: &Feeds) -> Option<Arc<String>> {
     let known = worker.problem().or_else(|| reason_of_failing(worker));
     known.or(busy.map(Arc::new)).or_else(|| feeds.problem(worker.id()).map(Arc::new))
+}
+
+/// Returns why a worker gets no request. Operators may stop the engine of a worker that drains, which is no
+/// failure then.
+pub(super) fn told_ineligible(worker: &Worker) -> Option<Ineligible> {
+    let drains = (worker.draining() || worker.leaving()) && !worker.is_misconfigured();
+    if drains { Some(Ineligible::Draining) } else { worker.ineligible() }
 }
 
 /// Returns why a worker that gets no request does not, if more than `out` is known of that.

@@ -267,13 +267,18 @@ impl Sources {
 
     fn encode_feeds(&self, out: &mut Families<'_>) -> fmt::Result {
         let feeds = self.feeds.status();
+        let snapshot = self.workers.snapshot();
+        let drains = |id| snapshot.get(id).is_some_and(|worker| worker.draining() || worker.leaving());
         let feeds = || {
             feeds.iter().map(|((worker, rank), status)| {
-                (vec![("worker", worker.to_string()), ("rank", rank.to_string())], status)
+                (vec![("worker", worker.to_string()), ("rank", rank.to_string())], (*worker, status))
             })
         };
-        let live = feeds().map(|(labels, status)| (labels, u64::from(status.live())));
-        out.gauges("pointsman_kv_feed_live", "1 if the feed is connected and up to date, else 0", live)?;
+        let live = feeds().filter(|(_, (worker, _))| !drains(*worker));
+        let live = live.map(|(labels, (_, status))| (labels, u64::from(status.live())));
+        let feeds = || feeds().map(|(labels, (_, status))| (labels, status));
+        let help = "1 if the feed is connected and up to date, else 0; workers that drain have none";
+        out.gauges("pointsman_kv_feed_live", help, live)?;
         let seconds = |millis: u64| std::time::Duration::from_millis(millis).as_secs_f64();
         let lag =
             feeds().map(|(labels, status)| (labels, seconds(status.counters.lag_ms.load(Ordering::Relaxed))));

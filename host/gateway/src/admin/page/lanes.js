@@ -54,7 +54,8 @@ function canaryPart(since, lanes, minutes) {
 }
 
 function laneHead(status, { lane, generation, policy, native, decisions }, lanes, minutes) {
-  const runs = lane === "active" ? status : status?.[lane];
+  // What was read before a change belongs to the policy before it.
+  const inForce = lane === "active" ? status : status?.[lane], runs = inForce?.generation === generation ? inForce : null;
   const share = status?.canary?.share ?? 0;
   const part = runs && { active: () => `${percent(1 - share)} of sessions`, canary: () => `${percent(share)} of sessions${canaryPart(runs.since_ms, lanes, minutes)}`, shadow: () => `asked for ${percent(runs.share)} of decisions` }[lane]();
   const since = !runs ? "before it ended" : runs.since_ms > Date.now() - minutes * 60e3 ? `since ${minute(runs.since_ms)}` : `in ${minutes} min`;

@@ -4,7 +4,7 @@ import { crossHair, meter, spanOf, spark, spread } from "./charts.js";
 import { card, chip, choice, dim, isPointed, link, make, put, render, table } from "./dom.js";
 import { clock, micros, millis, minute, number, percent, timeParts, times } from "./format.js";
 import { group, matches, phaseLegend, predictedText, requestTable, unrouted } from "./requests.js";
-import { chartMarks, isDown, isFailing, isOut, isSkewed, marks, nameOf, notable, problems, roles, sharing, slotHref, slotName, store, takes } from "./store.js";
+import { chartMarks, isDown, isFailing, isOut, isSkewed, marks, nameOf, notable, outText, problems, roles, sharing, slotHref, slotName, store, takes } from "./store.js";
 import { tip } from "./tips.js";
 
 const MAX_ROWS = 20;
@@ -142,7 +142,7 @@ function signals() {
 function slotsCard(summary) {
   const rows = [], idle = [];
   for (const slot of store.slots.slots) {
-    const lanes = summary?.slots.find((one) => one.slot === slot.slot && (one.model ?? null) === (slot.model ?? null))?.lanes ?? [];
+    const lanes = summary?.slots.find((one) => one.slot === slot.slot && (one.model ?? null) === (slot.model ?? null))?.lanes.filter((one) => one.generation === (one.lane === "active" ? slot : slot[one.lane])?.generation) ?? [];
     const used = slot.canary || slot.shadow || slot.refusals.length || lanes.some((lane) => lane.decisions) || store.slots.compiling.some((one) => one.slot === slot.slot && one.model === slot.model);
     if (used) rows.push(slotRow(slot, lanes));
     else idle.push(slot);
@@ -220,8 +220,8 @@ function workersCard(ids) {
 export const workerTable = (body) => table("rows.workers", ["worker", ["n", tip("load", "load")], ["n", tip("share", "share of legs")], ["n", tip("kv", "KV in use")], ["n", tip("errors", "errors")], "state"], body);
 
 export function workerRow(worker, why) {
-  const text = why ? why.text + (why.more ? `; ${number(why.more)} more` : "") : isOut(worker) ? worker.out.replaceAll("_", " ") : "eligible";
-  const kind = why?.kind ?? (isOut(worker) ? "bad" : "dim");
+  const text = why ? why.text + (why.more ? `; ${number(why.more)} more` : "") : isOut(worker) ? outText(worker) : "eligible";
+  const kind = why?.kind ?? (isDown(worker) ? "bad" : "dim");
   return make("tr.go", { "data-key": worker.id }, make("td.name", null, make("a.hit", { href: `#worker/${worker.id}` }, nameOf(worker.id)), dim(` ${worker.role}${worker.zone ? `, zone ${worker.zone}` : ""}`)),
     make("td.n", { "data-label": "load" }, worker.limit ? `${worker.in_flight} of ${worker.limit}` : number(worker.in_flight), worker.limit && !isDown(worker) && meter(worker.load)),
     make(`td.n${isSkewed(worker) ? ".warn" : ""}`, { "data-label": "share" }, worker.hasShare ? times(worker.share) : "–"),

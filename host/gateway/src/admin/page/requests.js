@@ -1,7 +1,7 @@
 // Requests, put together from the decisions of their legs, and their rows.
 import { apart, chip, make, setAttribute, setText, table } from "./dom.js";
 import { clock, millis, number, percent } from "./format.js";
-import { called, idOf, nameOf, rankName } from "./store.js";
+import { called, idOf, nameOf, rankName, sameSlot, store } from "./store.js";
 import { explained, tip } from "./tips.js";
 
 const LEGS = ["prefill", "decode", "aggregated"];
@@ -251,22 +251,24 @@ function routeOf(workers) {
   return workers.length === 1 && workers[0].leg !== "aggregated" ? `${workers[0].leg} ${names[0]}` : names.join(" → ");
 }
 
-/** The share of prompt tokens that requests found cached: reported and predicted. */
+/** The shares of prompt tokens that requests found cached: reported and predicted, each of the requests of which it is known. */
 export function hits(requests) {
-  const sums = { prompt: 0, reported: 0, predicted: 0 };
-  for (const { outcome } of requests) {
-    const { predicted, reported } = outcome?.cached_tokens ?? {};
-    if (!outcome?.prompt_tokens || reported === null || reported === undefined) continue;
-    sums.prompt += outcome.prompt_tokens;
-    sums.reported += reported;
-    sums.predicted += predicted ?? 0;
-  }
-  return sums.prompt ? { reported: Math.min(1, sums.reported / sums.prompt), predicted: Math.min(1, sums.predicted / sums.prompt) } : null;
+  const shareOf = (kind) => {
+    const known = requests.map(({ outcome }) => outcome).filter((outcome) => outcome?.prompt_tokens && typeof outcome.cached_tokens?.[kind] === "number");
+    const [found, prompts] = [(one) => one.cached_tokens[kind], (one) => one.prompt_tokens].map((of) => known.reduce((sum, one) => sum + of(one), 0));
+    return prompts ? Math.min(1, found / prompts) : null;
+  };
+  const [reported, predicted] = [shareOf("reported"), shareOf("predicted")];
+  return reported === null && predicted === null ? null : { reported, predicted };
 }
 
-/** The predicted share of prompt tokens. Policies that did not ask what is cached predicted nothing; the hover names them. */
+/** Whether the policy that made a decision still decides in its slot. */
+const isInForce = ({ slot, slot_model: model, generation }) =>
+  store.slots.slots.some((one) => sameSlot(one, { slot, model }) && [one, one.canary].some((lane) => lane?.generation === generation));
+
+/** The predicted share of prompt tokens. Policies in force that did not ask what is cached predicted nothing; the hover names them. */
 export function predictedText(predicted, decisions) {
-  const silent = decisions.filter(({ leg, policy, outcome }) => leg !== "decode" && policy && outcome?.cached_tokens?.predicted === null);
+  const silent = decisions.filter((one) => one.leg !== "decode" && one.policy && one.decider.by === "policy" && one.outcome?.cached_tokens?.predicted === null && isInForce(one));
   const [first, ...others] = new Set(silent.map(({ policy }) => policy));
   const text = predicted ? `${percent(predicted)} predicted` : "none predicted";
   if (!first) return text;

@@ -1,5 +1,5 @@
 // What the gateway told last, and what follows from it.
-import { address, names, number, percent, times } from "./format.js";
+import { address, names, number, percent, plural, times } from "./format.js";
 
 export const store = {
   hello: {}, slots: { slots: [], history: [], strays: [], stray_problems: [], more_strays: 0, compiling: [] }, stats: null, minutes: [],
@@ -85,6 +85,9 @@ const ASKED = ["draining", "leaving", "paused"];
 /** Whether a worker fails: what it said last is old. */
 export const isDown = ({ out }) => out !== null && !ASKED.includes(out);
 
+/** Why a worker gets no request. One that drains and whose engine does not answer any more was drained. */
+export const outText = ({ out, reason, in_flight: left }) => (out !== "draining" ? out.replaceAll("_", " ") : reason && !left ? "drained" : `draining, ${plural(left, "request")} left`);
+
 /** What part of the legs a worker takes, and what would be even: by ranks. */
 export function takes({ id, pool, ranks, part, even }, first) {
   const digits = even < 0.01 ? 2 : 1;
@@ -119,7 +122,7 @@ export function notable() {
   const out = all.filter(isOut);
   for (const state of new Set(out.map((worker) => worker.out))) {
     const why = state.replaceAll("_", " ");
-    const text = ({ reason, in_flight: left }) => `${why}${reason ? `: ${reason}` : state === "draining" ? `, ${left} requests left` : ""}`;
+    const text = (worker) => outText(worker) + (worker.reason ? `: ${worker.reason}` : "");
     first(out.filter((worker) => worker.out === state), ASKED.includes(state) ? "dim" : "bad", text, `are ${why}`, ({ reason }, name) => [name, reason].filter(Boolean).join(": "), () => `is ${why}`);
   }
   return found;
@@ -169,8 +172,9 @@ function reasons({ ready = true, reasons: all = [] }) {
     if (unserved.length > 1 && /^model .* cannot be served/s.test(reason)) continue;
     const worker = /\bworker (\d+)/.exec(reason)?.[1];
     const [, title, text = ""] = /^((?:worker \d+: )?.*?)(?:[:;] (.*))?$/s.exec(reason).map((part) => part?.replace(/\bworker (\d+)/g, (_, id) => called(id)));
-    const href = store.byId.has(worker) ? `#worker/${worker}` : reason.startsWith("model ") ? "#fleet" : null;
-    found.push({ bad: true, href, title: title[0].toUpperCase() + title.slice(1), text });
+    const slot = /^policy .* is in slot ([a-z-]+), which decides nothing/.exec(reason)?.[1];
+    const href = store.byId.has(worker) ? `#worker/${worker}` : slot ? `#slot/${slot}` : reason.startsWith("model ") ? "#fleet" : null;
+    found.push({ bad: !slot, href, title: title[0].toUpperCase() + title.slice(1), text });
   }
   return found;
 }

@@ -6,7 +6,7 @@ import { button, card, dim, isPointed, link, make, put, setText, table } from ".
 import { clock, micros, millis, minute, number, percent, plural, timeParts, times } from "./format.js";
 import { signal } from "./overview.js";
 import { group, hits, phaseLegend, predictedText, requestTable, share } from "./requests.js";
-import { called, chartMarks, isSkewed, store, takes } from "./store.js";
+import { called, chartMarks, isDown, isSkewed, outText, store, takes } from "./store.js";
 import { tip } from "./tips.js";
 
 const AGAIN = 4000;
@@ -54,8 +54,8 @@ export function worker(root, [id]) {
 }
 
 function heading({ spec, models, health, draining, stuck, ranks }, row) {
-  const state = row.out ? `${row.out.replaceAll("_", " ")}${row.reason ? `: ${row.reason}` : ""}` : `eligible, ${health}`;
-  const kind = row.out ? (health === "unhealthy" ? "failed" : "refused") : "ok";
+  const state = row.out ? `${outText(row)}${row.reason ? `: ${row.reason}` : ""}` : `eligible, ${health}`;
+  const kind = !row.out ? "ok" : isDown(row) && health === "unhealthy" ? "failed" : "refused";
   document.title = `${called(row.id, true)} – Pointsman`;
   return make("div.title", null,
     make("div", null, make("p.crumb", null, link("#fleet", "Fleet"), ` / ${spec.role}`, row.zone && ` / zone ${row.zone}`),
@@ -77,10 +77,10 @@ function signals({ worker: { engine_load: engine, total_blocks: blocks, ranks },
   return make("div.signals", null,
     signal("share", "Share of legs", [[row.hasShare ? number(row.share, row.share < 10 ? 1 : 0) : "–", row.hasShare ? "× even" : ""]], shareText(row), line("Legs a minute", with_(hour.legs, hour.legs.at(-1) ?? null), (value) => `${number(value)} legs/min`), ends),
     signal("flight", "In flight", [[number(row.in_flight), limit]], waits ? `${number(waits)} prompt tokens wait` : engine?.waiting ? `${number(engine.waiting)} wait in the engine` : "no prompt waits", line("Requests in flight", with_(hour.in_flight, row.in_flight), number, { top: row.limit ?? undefined }), ends),
-    signal("kv", "KV cache in use", [percent(kv).split(/\s/)], blocks && kv !== null ? `${number(kv * blocks)} of ${number(blocks)} blocks` : kv === null ? "the engine does not tell" : "", line("KV cache in use", with_(hour.kv_usage, kv), percent, { top: 1 }), ends),
+    signal("kv", "KV cache in use", [percent(kv).split(/\s/)], blocks && kv !== null ? `${number(kv * blocks)} of ${number(blocks)} blocks` : kv === null ? "the engine does not report it" : "", line("KV cache in use", with_(hour.kv_usage, kv), percent, { top: 1 }), ends),
     row.role === "decode"
       ? signal("workerItl", "Time per token", [timeParts(itl)], compared(itl, store.stats?.itl_p50_ms), line("Time per token", with_(hour.itl_ms.map((value) => value || null), itl), millis), ends)
-      : signal("workerTtft", row.role === "prefill" ? "Prefill leg" : "Time to first token", [timeParts(ttft)], row.role === "prefill" ? "until its answer" : compared(ttft, store.stats?.ttft_p50_ms), line("Time to first token", with_(hour.ttft_ms.map((value) => value || null), ttft), millis), ends),
+      : signal("workerTtft", row.role === "prefill" ? "Prefill leg" : "First token of a leg", [timeParts(ttft)], row.role === "prefill" ? "until its answer" : "since the leg was sent", line("First token of a leg", with_(hour.ttft_ms.map((value) => value || null), ttft), millis), ends),
     signal("workerCache", "Cache hits", [percent(found?.reported ?? null).split(/\s/)], found ? `${percent(store.stats?.cached_share)} over all workers` : row.role === "decode" ? "prompts are prefilled elsewhere" : "nothing reported yet", make("div.pair", null, found && [bar(`${percent(found.reported)} reported`, found.reported), bar(predictedText(found.predicted, recorded), found.predicted)]), ["latest requests", ""]),
     signal("errors", "Errors", [percent(row.errors, 1).split(/\s/)], errorText(row, recorded), line("Errors", with_(hour.error_ppm.map((ppm) => ppm / 1e6), row.errors), (value) => percent(value, 1), { top: Math.max(0.01, row.errors ?? 0, ...hour.error_ppm.map((ppm) => ppm / 1e6)) * 1.1 }), ends));
 }
@@ -157,11 +157,11 @@ export function judgement(row, recorded) {
 }
 
 function rankTable({ ranks, spec }) {
-  const limit = spec.max_concurrency ? spec.max_concurrency / ranks.length : null, ttft = spec.role === "prefill" ? "prefill leg" : "TTFT";
+  const limit = spec.max_concurrency ? spec.max_concurrency / ranks.length : null, ttft = spec.role === "prefill" ? "prefill leg" : "first token";
   const rows = ranks.map((rank) => make("tr", null, make("td", null, make("b", null, `rank ${rank.dp_rank}`)), make("td.n", { "data-label": "in flight" }, number(rank.active_requests), limit && meter(rank.active_requests / limit)),
     make("td.n", { "data-label": "tokens waiting" }, number(rank.active_prefill_tokens)), make("td.n", { "data-label": "blocks held" }, number(rank.decode_blocks)),
-    make("td.n", { "data-label": ttft }, micros(rank.ttft_ewma_us || null)), make("td.n", { "data-label": "ITL" }, micros(rank.itl_ewma_us || null)), make("td.n", { "data-label": "errors" }, percent(rank.error_ppm / 1e6, 1))));
-  return card("flush", "Ranks", null, table("rows.ranks", ["rank", ["n", tip("flight", "in flight")], ["n", tip("waiting", "tokens waiting")], ["n", tip("held", "blocks held")], ["n", tip("workerTtft", ttft)], ["n", tip("workerItl", "ITL")], ["n", tip("rankErrors", "errors")]], rows));
+    make("td.n", { "data-label": ttft }, micros(rank.ttft_ewma_us || null)), make("td.n", { "data-label": "ITL" }, micros(rank.itl_ewma_us || null)), make("td.n", { "data-label": "moving errors" }, percent(rank.error_ppm / 1e6, 1))));
+  return card("flush", "Ranks", null, table("rows.ranks", ["rank", ["n", tip("flight", "in flight")], ["n", tip("waiting", "tokens waiting")], ["n", tip("held", "blocks held")], ["n", tip("workerTtft", ttft)], ["n", tip("workerItl", "ITL")], ["n", tip("rankErrors", "moving errors")]], rows));
 }
 
 function configuration(worker) {
