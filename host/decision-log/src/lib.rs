@@ -119,8 +119,8 @@ pub struct LoggedDecision {
     /// Name of the last filter before the policy; `None`: no filter.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub filter: Option<String>,
-    /// Scorers that ranked, with their weights, and the picker; `None`: no scorers, or a single one with weight 1
-    /// whose least cost is picked.
+    /// Scorers that ranked, with their weights, and the picker; `None`: no scorers, or a single one with
+    /// weight 1 whose least cost is picked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scorers: Option<String>,
     /// Kind of the decider: `policy`, `native`, `fallback`, `pin`, `session` or `plan`.
@@ -174,8 +174,8 @@ pub struct LoggedShadow {
     /// Name of the last filter before the policy; `None`: no filter.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub filter: Option<String>,
-    /// Scorers that ranked, with their weights, and the picker; `None`: no scorers, or a single one with weight 1
-    /// whose least cost is picked.
+    /// Scorers that ranked, with their weights, and the picker; `None`: no scorers, or a single one with
+    /// weight 1 whose least cost is picked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scorers: Option<String>,
     /// `chose`, `abstained`, `nobody_left`, `refused` or `failed`.

@@ -275,10 +275,8 @@ fn warnings(measured: &Measurements, calibration: &Calibration) -> Vec<String> {
     warnings.extend(term_warnings(&calibration.engines, calibration.links.as_deref()));
     let pair = calibration.engines.iter().any(|(role, _)| *role == Role::Decode);
     if pair && calibration.links.is_none() {
-        warnings.push(
-            "link: no request through the pair was measured; the file has default values: set [links] in it"
-                .to_owned(),
-        );
+        let values = "the file has default values: set [links] in it";
+        warnings.push(format!("link: no request through the pair was measured; {values}"));
     }
     if pair && measured.bytes_per_token.is_none() {
         warnings.push(
@@ -288,17 +286,14 @@ fn warnings(measured: &Measurements, calibration: &Calibration) -> Vec<String> {
         );
     }
     if calibration.held_out.is_none() {
-        warnings.push(
-            "nothing was kept back: the errors of this fleet are not known; measure more (--max-requests, --max-seconds)"
-                .to_owned(),
-        );
+        let advice = "the errors of this fleet are not known; measure more (--max-requests, --max-seconds)";
+        warnings.push(format!("nothing was kept back: {advice}"));
     }
     warnings.extend(calibration.held_out.iter().flat_map(HeldOut::bias_warnings));
     let cached = measured.mix.iter().filter(|sample| sample.cached > 0).count();
     if cached > 0 {
-        warnings.push(format!(
-            "{cached} requests of the mix hit the prefix cache, which the model does not know; give another --seed"
-        ));
+        let advice = "the model does not know it; give another --seed";
+        warnings.push(format!("{cached} requests of the mix hit the prefix cache; {advice}"));
     }
     warnings
 }

@@ -101,8 +101,8 @@ pub struct CompareArgs {
     #[arg(long, default_value = "50", value_parser = positive)]
     slo_itl_ms: f64,
     /// Find the highest rate of arrivals at which --slo-share of the requests keep both limits, for each arm
-    /// and seed, and say which arm has the highest. The search doubles or halves the first --speed, 64-fold at
-    /// most, and bisects to 2.2 %.
+    /// and seed, and say which arm has the highest. The search doubles or halves the first --speed, 64-fold
+    /// at most, and bisects to 2.2 %.
     #[arg(long)]
     max_load: bool,
     /// Share of the requests that must keep both limits, for --max-load.
