@@ -144,7 +144,7 @@ fn o8_a_request_goes_to_the_engines_that_can_hold_it() {
         (request.input_tokens, request.blocks) = (LONG, BlockIds::default());
     };
     let mut trace = workload(60);
-    trace.requests.iter_mut().step_by(3).for_each(long);
+    trace.requests.iter_mut().step_by(4).for_each(long);
     let aggregated = [(Role::Aggregated, 1), (Role::Aggregated, 2)];
     let pairs = [(Role::Prefill, 1), (Role::Decode, 1), (Role::Prefill, 1), (Role::Decode, 2)];
     for (groups, small) in [(&aggregated[..], 1), (&pairs[..], 2)] {
