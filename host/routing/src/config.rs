@@ -70,8 +70,16 @@ impl Default for RouterConfig {
     }
 }
 
+/// Largest number that a configuration or a client may give to policies. They read single precision, and multiply:
+/// with 1e39, their costs would be infinite, which counts as their failure.
+pub const MAX_NUMBER: f64 = 1e15;
+
+fn is_in_range(value: f64) -> bool {
+    (0.0..=MAX_NUMBER).contains(&value)
+}
+
 impl RouterConfig {
-    /// Returns the fields that are not finite numbers of 0 or more, each with what is wrong.
+    /// Returns the fields that are out of range, each with what is wrong.
     #[must_use]
     pub fn problems(&self) -> Vec<(&'static str, String)> {
         let fields = [
@@ -82,9 +90,9 @@ impl RouterConfig {
             ("active_request_weight", self.active_request_weight),
             ("temperature", self.temperature),
         ];
-        let bad = fields.into_iter().filter(|(_, value)| !value.is_finite() || *value < 0.0);
+        let bad = fields.into_iter().filter(|(_, value)| !is_in_range(*value));
         bad.map(|(key, value)| {
-            (key, format!("`{value}` is out of range: expected a finite number of 0 or more"))
+            (key, format!("`{value}` is out of range: expected a number from 0 to {MAX_NUMBER:e}"))
         })
         .collect()
     }
@@ -128,7 +136,7 @@ impl RouterConfigOverride {
         self
     }
 
-    /// Checks that every number is finite and not negative.
+    /// Checks that every number is in range.
     ///
     /// # Errors
     /// Names the first field that is not, with its value.
@@ -141,8 +149,8 @@ impl RouterConfigOverride {
             ("overlap_score_weight", self.overlap_score_weight),
         ];
         for (name, value) in fields {
-            if let Some(value) = value.filter(|value| !value.is_finite() || *value < 0.0) {
-                return Err(format!("{name} {value} is not a finite number of 0 or more"));
+            if let Some(value) = value.filter(|value| !is_in_range(*value)) {
+                return Err(format!("{name} {value:?} is not a number from 0 to {MAX_NUMBER:e}"));
             }
         }
         Ok(())
@@ -181,8 +189,10 @@ mod tests {
     #[test]
     fn an_override_with_a_bad_number_is_named() {
         let over = RouterConfigOverride { temperature: Some(f64::NAN), ..Default::default() };
-        assert_eq!(over.check(), Err("temperature NaN is not a finite number of 0 or more".to_owned()));
+        assert_eq!(over.check(), Err("temperature NaN is not a number from 0 to 1e15".to_owned()));
         let over = RouterConfigOverride { prefill_load_scale: Some(-1.0), ..Default::default() };
-        assert_eq!(over.check(), Err("prefill_load_scale -1 is not a finite number of 0 or more".to_owned()));
+        assert_eq!(over.check(), Err("prefill_load_scale -1.0 is not a number from 0 to 1e15".to_owned()));
+        let over = RouterConfigOverride { prefill_load_scale: Some(MAX_NUMBER), ..Default::default() };
+        assert_eq!(over.check(), Ok(()));
     }
 }

@@ -33,7 +33,7 @@ mod slots;
 mod state_accesses;
 
 pub use busy::{BusyByLeg, BusyCandidate, BusyRules, BusyThresholds};
-pub use config::{RouterConfig, RouterConfigOverride};
+pub use config::{MAX_NUMBER, RouterConfig, RouterConfigOverride};
 pub use context::{DecisionContext, Purpose};
 pub use cost::{CostTerms, cost};
 pub use decisions::{

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use http::{HeaderMap, HeaderValue};
 use json_splice::JsonBody;
-use pointsman_routing::RouterConfigOverride;
+use pointsman_routing::{MAX_NUMBER, RouterConfigOverride};
 use pointsman_workers::{DpRank, Leg, WorkerId};
 use serde::Deserialize;
 
@@ -303,7 +303,7 @@ impl Hints {
 }
 
 impl NvExt {
-    /// Checks the lengths of texts, and that numbers are finite.
+    /// Checks the lengths of texts, and the sizes of numbers.
     fn check(&self) -> Result<(), RequestError> {
         let session = self.session_control.as_ref().map(|control| &control.session_id);
         let texts = [
@@ -342,9 +342,9 @@ impl NvExt {
         let inner = self.routing_constraints.preferred_taints.values();
         let weights = self.preferred_taints.values().chain(inner);
         let weights = weights.map(|weight| ("preferred_taints", f64::from(*weight)));
-        match numbers.chain(weights).find(|(_, number)| !number.is_finite()) {
+        match numbers.chain(weights).find(|(_, number)| number.abs() > MAX_NUMBER) {
             Some((field, _)) => {
-                let problem = format!("a number is larger than {}; send a smaller one", f32::MAX);
+                let problem = format!("a number is larger than {MAX_NUMBER:e}; send a smaller one");
                 Err(RequestError::new(&format!("nvext.{field}"), &problem))
             }
             None => Ok(()),

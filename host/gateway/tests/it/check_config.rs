@@ -257,7 +257,7 @@ fn ranges_and_roles_are_told_beside_the_problems_of_keys_and_types() {
         "server.listen: the value is not an address",
         "routing.retrys: unknown key",
         "routing.block_size: `0` is too small",
-        "routing.cost.temperature: `-1` is out of range: expected a finite number of 0 or more",
+        "routing.cost.temperature: `-1` is out of range: expected a number from 0 to 1e15",
         "routing.cost.host_cache_credit: `inf` is out of range",
         "routing.cost.overlap: unknown key",
         "policies.slots.decode.scorers[0].wieght: unknown key",

@@ -53,7 +53,7 @@ fn a3_what_does_not_parse_is_named() {
     let error = hints(&[], over, HintTrust::Trusted).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "nvext.router_config_override: temperature -2 is not a finite number of 0 or more"
+        "nvext.router_config_override: temperature -2.0 is not a number from 0 to 1e15"
     );
 }
 
@@ -175,10 +175,24 @@ fn a3_lists_texts_and_numbers_of_hints_are_limited() {
         header.to_string(),
         "x-session-id: a text of 513 bytes is longer than the limit of 512; send a shorter one"
     );
-    for nvext in [r#"{"priority":1e39}"#, r#"{"priority_jump":-1e39}"#, r#"{"preferred_taints":{"a":1e39}}"#]
-    {
-        assert!(refused(nvext).contains("a number is larger than"), "{nvext}");
+    for field in ["priority", "priority_jump", "ttft_target", "preferred_taints.a"] {
+        let with = |number: &str| match field.split_once('.') {
+            Some((outer, inner)) => format!(r#"{{"{outer}":{{"{inner}":{number}}}}}"#),
+            None => format!(r#"{{"{field}":{number}}}"#),
+        };
+        for number in ["1e16", "-1e16", "1e39"] {
+            let error = refused(&with(number));
+            // A2.8
+            assert!(error.contains("a number is larger than 1e15; send a smaller one"), "{field}: {error}");
+        }
+        // A2.8
+        assert!(hints(&[], &with("1e15"), HintTrust::Trusted).is_ok(), "{field}");
     }
+    // A2.8
+    assert_eq!(
+        refused(r#"{"router_config_override":{"prefill_load_scale":1e39}}"#),
+        "nvext.router_config_override: prefill_load_scale 1e39 is not a number from 0 to 1e15"
+    );
     assert!(refused(r#"{"ttft_target":1e400}"#).contains("number out of range"));
     let twice = refused(&format!(r#"{{"required_taints":[{}],"required_taints":[]}}"#, list(65)));
     assert_eq!(twice, "nvext: the key `required_taints` appears twice; send it once");
