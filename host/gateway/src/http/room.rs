@@ -1,5 +1,5 @@
-//! Room that connections take within the limits of their listener. Health checks ask the operators' listener on
-//! new connections, so those without a request give way to them there.
+//! Room that connections take within the limits of their listener. Health checks ask the operators' listener
+//! on new connections, so those without a request give way to them there.
 
 use std::{
     collections::VecDeque,
@@ -94,8 +94,8 @@ impl Rooms {
         Ok((share, of_address.map_err(TooMany::OfAddress)?))
     }
 
-    /// Has the oldest connection give way whose room one of `address` may take. Those of this machine give way
-    /// to each other only. Returns whether there is one.
+    /// Has the oldest connection give way whose room one of `address` may take. Those of this machine give
+    /// way to each other only. Returns whether there is one.
     fn makes_way(&mut self, exceeded: TooMany, address: IpAddr) -> bool {
         self.forget_others();
         let address = address.to_canonical();
