@@ -21,7 +21,7 @@ use crate::{
     capacity::{CORE_INSTANCES_PER_POLICY, Capacity, MEMORIES_PER_POLICY, TABLES_PER_POLICY},
     chores::Chores,
     compiler_process::{CompileLimits, CompilerProcess, Target, code_dir},
-    guest::{Guest, MAX_HANDLES},
+    guest::Guest,
     meter::{Meter, Usage},
     shared_modules::SharedModules,
     ticker::{Running, Ticker},
@@ -260,9 +260,7 @@ impl PolicyEngine {
     /// Makes a store that enforces the limits.
     pub(crate) fn store(&self, guest: Guest) -> Store<Guest> {
         let mut store = Store::new(&self.inner.engine, guest);
-        store.limiter(|guest| guest);
-        store.set_max_component_handles(MAX_HANDLES);
-        store.epoch_deadline_callback(|mut store| Ok(store.data_mut().at_tick()));
+        Guest::limit(&mut store);
         if self.inner.counts_instructions {
             // This fails only in an engine that does not count.
             let _ = store.set_fuel(u64::MAX);

@@ -5,7 +5,7 @@ use std::{mem, sync::Arc, time::Duration};
 
 use pointsman_routing::{Call, DecisionContext, Purpose, StateAccesses};
 use wasmtime::{
-    ResourceLimiter, Trap, UpdateDeadline,
+    ResourceLimiter, Store, Trap, UpdateDeadline,
     component::{HasSelf, Linker, ResourceTable},
 };
 use wasmtime_wasi::{WasiCtx, WasiCtxView, WasiView};
@@ -31,7 +31,7 @@ use log::GuestLog;
 use wasi::{CallClock, CallRng};
 
 /// Handles of WASI streams, pollables and others that a guest may have open: each takes memory of the host.
-pub(crate) const MAX_HANDLES: usize = 1_000;
+const MAX_HANDLES: usize = 1_000;
 /// Random bytes that a guest gets at a time: no deadline ends such a call.
 const MAX_RANDOM_BYTES: u64 = 64 * 1024;
 /// What a call of a host function counts at least.
@@ -115,6 +115,13 @@ impl Guest {
         }
     }
 
+    /// Makes the guest's store enforce its limits.
+    pub(crate) fn limit(store: &mut Store<Self>) {
+        store.limiter(|guest| guest);
+        store.set_max_component_handles(MAX_HANDLES);
+        store.epoch_deadline_callback(|mut store| Ok(store.data_mut().at_tick()));
+    }
+
     /// Ends configuration and probe: from now on writes last.
     pub(crate) fn serve(&mut self) {
         self.probing = false;
@@ -178,7 +185,7 @@ impl Guest {
     /// Called at every tick while the guest runs. Ticks are wall-clock time, and on a busy machine other
     /// threads use most of it, so only CPU time counts against the guest. Reading it costs a system call: the
     /// measurement starts at the first tick, and a call that ends before one costs nothing.
-    pub(crate) fn at_tick(&mut self) -> UpdateDeadline {
+    fn at_tick(&mut self) -> UpdateDeadline {
         let now = thread_cpu_time();
         let Some(first) = self.first_tick else {
             self.first_tick = Some(now);

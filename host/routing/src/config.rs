@@ -70,8 +70,8 @@ impl Default for RouterConfig {
     }
 }
 
-/// Largest number that a configuration or a client may give to policies. They read single precision, and multiply:
-/// with 1e39, their costs would be infinite, which counts as their failure.
+/// Largest number that a configuration or a client may give to policies. They read single precision, and
+/// multiply: with 1e39, their costs would be infinite, which counts as their failure.
 pub const MAX_NUMBER: f64 = 1e15;
 
 fn is_in_range(value: f64) -> bool {

@@ -330,7 +330,6 @@ impl Account {
 
     /// Returns the time at which the request was read whole: from then on it waits for its turn. A client
     /// that begins a request and holds its rest back gets no earlier place by that.
-    #[must_use]
     pub(crate) fn received(&self) -> Instant {
         self.received
     }
