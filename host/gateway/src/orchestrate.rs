@@ -139,6 +139,8 @@ pub(crate) struct Drive {
     estimate: Option<WholeEstimate>,
     /// Usage of a batch of `/generate` so far.
     totals: generate::Totals,
+    /// End of a message without a stop reason, if a later event has none.
+    given_up: Option<&'static str>,
     released: bool,
 }
 
@@ -218,6 +220,7 @@ impl Drive {
             held_event: None,
             whole: None,
             totals: generate::Totals::default(),
+            given_up: None,
             reported: Reported::default(),
             stored: false,
             planned: plan.planned,

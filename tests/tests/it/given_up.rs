@@ -267,20 +267,24 @@ fn message_events(text: Option<&str>, reason: &str) -> String {
         .collect()
 }
 
-/// A whole message with this content.
-fn whole_message(content: &str, reason: &str) -> String {
-    format!(r#"{{"id":"m","type":"message","role":"assistant","content":[{content}]{reason}}}"#)
-}
-
 #[tokio::test]
-async fn i3_a_message_that_ends_with_neither_content_nor_a_stop_reason_was_given_up() {
-    let good = whole_message(r#"{"type":"text","text":"good"}"#, r#","stop_reason":"end_turn""#);
+async fn i3_a_message_without_a_stop_reason_was_given_up() {
+    let whole = |text: &str, reason: &str| {
+        format!(
+            r#"{{"id":"m","type":"message","role":"assistant","content":[{{"type":"text","text":"{text}"}}]{reason}}}"#
+        )
+    };
+    let good = whole("good", r#","stop_reason":"end_turn""#);
     let good_stream = message_events(Some("good"), r#""end_turn""#);
+    let nothing = message_events(None, "null");
+    let at = nothing.find("event: message_delta").unwrap();
+    let only_ends = [&nothing[..at], &nothing[nothing.find("event: message_stop").unwrap()..]].concat();
     for (streams, lost) in [
-        (false, vec![Act::Send(json(&whole_message("", "")))]),
-        (false, vec![Act::Send(json(&whole_message("", r#","stop_reason":null"#)))]),
-        (true, stream(&message_events(None, "null"), false)),
-        (true, stream(&message_events(None, "null"), true)),
+        (false, vec![Act::Send(json(&whole("half", "")))]),
+        (false, vec![Act::Send(json(&whole("half", r#","stop_reason":null"#)))]),
+        (true, stream(&nothing, false)),
+        (true, stream(&nothing, true)),
+        (true, stream(&only_ends, false)),
     ] {
         let (other, expected) = if streams {
             (stream(&good_stream, false), &good_stream)
@@ -300,34 +304,27 @@ async fn i3_a_message_that_ends_with_neither_content_nor_a_stop_reason_was_given
         let counted = (legs(&cluster, "gave_up").await, legs(&cluster, "ok").await);
         assert_eq!(counted, (f64::from(asked), 3.0));
     }
-    // Without another worker, the client is told.
-    let given_up = engine(stream(&message_events(None, "null"), false)).await;
-    let cluster = gateway(&[&given_up]).await;
+    // After a token, the client is told.
+    let half = engine(stream(&message_events(Some("half"), "null"), false)).await;
+    let cluster = gateway(&[&half]).await;
     let (status, text) = told(&ask(&cluster, MESSAGES, true).await);
     // I3.16, I1.2
-    assert!(status == 502 && text.contains("the finish reason `abort`"), "{status} {text}");
+    assert!(status == 200 && text.contains("the finish reason `abort`"), "{status} {text}");
+    assert!(text.contains("event: error") && !text.contains("message_stop"), "{text}");
+    cluster.at_rest().await.unwrap();
 }
 
 #[tokio::test]
-async fn i3_a_message_with_content_and_without_a_stop_reason_is_an_answer() {
-    let text = r#"{"type":"text","text":"good"}"#;
+async fn i3_a_message_delta_that_only_counts_tokens_does_not_end_a_message() {
     let counts = "event: message_delta\ndata: {\"type\":\"message_delta\",\"delta\":{\"stop_reason\":null},\
                   \"usage\":{\"output_tokens\":1}}\n\n";
     let events = message_events(Some("good"), r#""end_turn""#);
-    let at = events.find("event: content_block_start").unwrap();
-    for (streams, answer) in [
-        (false, whole_message(text, "")),
-        (false, whole_message(text, r#","stop_reason":null"#)),
-        (true, message_events(Some("good"), "null")),
-        // A message may have several of these events.
-        (true, [&events[..at], counts, &events[at..]].concat()),
-        (true, events.replace("event: content_block_stop", &format!("{counts}event: content_block_stop"))),
-    ] {
-        let acts = if streams { stream(&answer, true) } else { vec![Act::Send(json(&answer))] };
-        let engine = engine(acts).await;
+    for place in ["event: content_block_start", "event: content_block_stop"] {
+        let answer = events.replace(place, &format!("{counts}{place}"));
+        let engine = engine(stream(&answer, true)).await;
         let cluster = gateway(&[&engine]).await;
         // I3.16
-        assert_eq!(told(&ask(&cluster, MESSAGES, streams).await), (200, answer));
+        assert_eq!(told(&ask(&cluster, MESSAGES, true).await), (200, answer));
         cluster.at_rest().await.unwrap();
         assert_eq!((legs(&cluster, "ok").await, engine.requests().len()), (1.0, 1));
     }

@@ -16,8 +16,7 @@ use crate::openai::{
 #[cfg(test)]
 mod tests;
 
-/// Finish reason of a message that ended with nothing. vLLM writes a `stop_reason` of null for one that it
-/// gave up, and other servers for others.
+/// Finish reason of a message that its engine gave up. vLLM writes a `stop_reason` of null then.
 pub(crate) const GIVEN_UP: &str = "abort";
 
 /// The parts of a named event's data, and of a whole answer, that matter here.
@@ -40,9 +39,6 @@ struct ReportedFields<'a> {
     kind: Option<&'a str>,
     /// Why a message ended.
     stop_reason: Option<String>,
-    /// What a message has.
-    #[serde(borrow)]
-    content: Option<&'a RawValue>,
 }
 
 #[derive(Default, Deserialize)]
@@ -54,7 +50,8 @@ struct Inner {
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Delta<'a> {
-    #[serde(borrow)]
+    /// `None` if it is missing, and `null` has a text, too.
+    #[serde(borrow, deserialize_with = "some")]
     stop_reason: Option<&'a RawValue>,
 }
 
@@ -128,9 +125,9 @@ pub(crate) fn of_whole_answer(is_chat: bool, body: &[u8], seen: Seen) -> Seen {
     };
     // So does a finish reason outside of choices.
     let failed_end = seen.failed_end.filter(|_| reported.choices.is_some());
-    let has_content = reported.content.is_none_or(|list| list.get().contains(['{', '"']));
-    let has_nothing = reported.kind == Some("message") && reported.stop_reason.is_none() && !has_content;
-    let failed_end = failed_end.or(has_nothing.then_some(GIVEN_UP));
+    // vLLM knows no stop reason of a message that it gave up.
+    let lacks_reason = reported.kind == Some("message") && reported.stop_reason.is_none();
+    let failed_end = failed_end.or(lacks_reason.then_some(GIVEN_UP));
     let usage = reported.usage.and_then(Counts::usage);
     Seen { error: is_error, failed_end, usage, cached_at: None, ..seen }
 }
@@ -218,8 +215,10 @@ fn named(event: &[u8]) -> Seen {
         b"message_start" => Seen { usage: usage(reported()), ..Seen::default() },
         b"message_delta" => {
             let reported = reported();
-            let finish = reported.delta.as_ref().is_some_and(|delta| delta.stop_reason.is_some());
-            Seen { finish, usage: usage(reported), ..Seen::default() }
+            let reason = reported.delta.as_ref().and_then(|delta| delta.stop_reason.map(RawValue::get));
+            let failed_end = reason.filter(|reason| *reason == "null").map(|_| GIVEN_UP);
+            let finish = reason.is_some() && failed_end.is_none();
+            Seen { finish, failed_end, usage: usage(reported), ..Seen::default() }
         }
         b"message_stop" => Seen { done: true, ..Seen::default() },
         b"response.completed" | b"response.incomplete" | b"response.failed" | b"response.cancelled" => {

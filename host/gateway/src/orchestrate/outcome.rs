@@ -192,7 +192,20 @@ impl Drive {
         if self.request.endpoint == Endpoint::Generate {
             self.totals.note(&mut seen, self.request.items(), self.request.n);
         }
+        if self.request.endpoint == Endpoint::Messages {
+            self.judge_at_the_end(&mut seen);
+        }
         seen
+    }
+
+    /// A message may have several events with a stop reason: the last one counts, at the end.
+    fn judge_at_the_end(&mut self, seen: &mut Seen) {
+        let given_up = seen.failed_end.take();
+        if seen.done {
+            seen.failed_end = self.given_up.take();
+        } else if given_up.is_some() || seen.finish {
+            self.given_up = given_up;
+        }
     }
 
     /// Records the tokens and the usage of an event that arrived at `now`, and brings the booking up to them.

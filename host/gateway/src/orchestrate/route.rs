@@ -61,7 +61,7 @@ impl Drive {
             self.token = RequestToken::fresh();
             self.handoff = None;
             self.forget_prompt();
-            self.totals = generate::Totals::default();
+            (self.totals, self.given_up) = (generate::Totals::default(), None);
             self.runs.prefill.span = None;
             self.release_place();
             if let Some(cause) = self.quarantined() {

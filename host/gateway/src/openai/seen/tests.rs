@@ -13,8 +13,11 @@ fn named_events_are_told_apart_by_their_name_or_type() {
     let usage = Usage { prompt_tokens: 7, completion_tokens: Some(3), cached_tokens: None };
     assert_eq!((stop.finish, stop.usage, stop.done), (true, Some(usage), false));
     let delta = |delta: &str| look(&format!("data: {{\"type\":\"message_delta\",\"delta\":{delta}}}\n\n"));
+    let given_up = delta(r#"{"stop_reason":null}"#);
+    // I3.16
+    assert_eq!((given_up.finish, given_up.failed_end), (false, Some("abort")));
     // It only counts tokens.
-    assert_eq!((delta(r#"{"stop_reason":null}"#), delta("{}")), (Seen::default(), Seen::default()));
+    assert_eq!(delta("{}"), Seen::default());
     assert!(look("event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n").done);
     let done = look(
         "event: response.completed\ndata: {\"type\":\"response.completed\",\"response\":{\"error\":null,\

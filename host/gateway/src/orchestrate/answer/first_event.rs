@@ -112,6 +112,10 @@ impl Drive {
 fn look_at_first(endpoint: Endpoint, event: &[u8]) -> Result<Seen, CallError> {
     let format = endpoint.format();
     let mut seen = seen::event(format, event);
+    if endpoint == Endpoint::Messages {
+        // A later event may have a stop reason.
+        seen.failed_end = None;
+    }
     // The name may stand behind the data.
     seen.error |= !format.is_named() && sse::name(event) == Some(b"error");
     let error = error_in(&seen, event).or_else(|| overload_of_response(format, event));
