@@ -110,6 +110,11 @@ impl<P: Picker> Conversation<P> {
         matches!(self.phase, Phase::Over) && self.out.is_empty()
     }
 
+    /// Returns whether the endpoint is picked and its answer is watched.
+    pub(crate) fn watches(&self) -> bool {
+        matches!(self.phase, Phase::Answer(_))
+    }
+
     /// Returns until when the next message has to come.
     pub(crate) fn deadline(&self) -> Instant {
         match &self.phase {

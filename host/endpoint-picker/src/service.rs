@@ -9,7 +9,7 @@ use envoy_types::pb::envoy::service::ext_proc::v3::{
     ProcessingRequest, ProcessingResponse,
     external_processor_server::{ExternalProcessor, ExternalProcessorServer, SERVICE_NAME},
 };
-use futures_util::{Stream, stream};
+use futures_util::{FutureExt as _, Stream, stream};
 use tokio::time::timeout_at;
 use tonic::{Code, Request, Response, Status, Streaming};
 
@@ -20,6 +20,9 @@ pub const EXT_PROC_SERVICE: &str = SERVICE_NAME;
 
 /// Bytes of a message besides the body that it carries.
 pub const MAX_OVERHEAD: usize = 256 * 1024;
+
+/// Messages that are read when a stream has been reset.
+const MAX_UNREAD: usize = 64;
 
 /// Returns the service. A message may carry `max_body` bytes of a body, and `max_silent` streams may be open
 /// without the headers of a request.
@@ -52,13 +55,34 @@ impl<P: Picker> ExternalProcessor for Service<P> {
     ) -> Result<Response<Answers>, Status> {
         let (_, connection, messages) = request.into_parts();
         let silent = self.silent.open()?;
-        let talk = (messages, Conversation::new(self.picker.clone(), connection, Some(silent)));
-        Ok(Response::new(Box::pin(stream::unfold(Some(talk), |talk| async move {
-            let (mut messages, mut conversation) = talk?;
-            let answer = next(&mut messages, &mut conversation).await?;
-            let rest = answer.is_ok().then_some((messages, conversation));
-            Some((answer, rest))
-        }))))
+        let conversation = Conversation::new(self.picker.clone(), connection, Some(silent));
+        Ok(Response::new(Box::pin(stream::unfold(
+            Some(Talk { messages, conversation }),
+            |talk| async move {
+                let mut talk = talk?;
+                let answer = next(&mut talk.messages, &mut talk.conversation).await?;
+                let rest = answer.is_ok().then_some(talk);
+                Some((answer, rest))
+            },
+        ))))
+    }
+}
+
+/// A stream.
+struct Talk<P: Picker> {
+    messages: Streaming<ProcessingRequest>,
+    conversation: Conversation<P>,
+}
+
+impl<P: Picker> Drop for Talk<P> {
+    /// A proxy resets the stream when the engine breaks. What it said of the answer before may be unread.
+    fn drop(&mut self) {
+        for _ in 0..MAX_UNREAD {
+            let unread = self.conversation.watches().then(|| self.messages.message().now_or_never());
+            let Some(Some(Ok(Some(message)))) = unread else { return };
+            let _ = self.conversation.on(message).now_or_never();
+            while self.conversation.next_answer().is_some() {}
+        }
     }
 }
 
