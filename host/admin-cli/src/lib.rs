@@ -57,7 +57,7 @@ pub enum AdminCommand {
     Policies(policies::PoliciesArgs),
     /// List the last routing decisions of a running gateway, explain one, or sum them up.
     #[command(after_help = EXIT_CODES)]
-    Decisions(decisions::DecisionsArgs),
+    Decisions(Box<decisions::DecisionsArgs>),
 }
 
 impl AdminCommand {

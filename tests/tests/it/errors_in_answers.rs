@@ -97,7 +97,8 @@ async fn i13_an_overload_that_is_named_in_a_first_event_is_tried_elsewhere() {
          \"message\":\"full\"}}";
     let response = "event: response.failed\ndata: {\"type\":\"response.failed\",\"response\":{\"object\":\
          \"response\",\"status\":\"failed\",\"error\":{\"code\":\"server_overloaded\",\"message\":\"full\"}}}";
-    let stopped = "event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n";
+    let stopped = "event: message_delta\ndata: {\"type\":\"message_delta\",\"delta\":{\"stop_reason\":\
+         \"end_turn\"}}\n\nevent: message_stop\ndata: {\"type\":\"message_stop\"}\n\n";
     let completed = "event: response.completed\ndata: {\"type\":\"response.completed\",\"response\":{}}\n\n";
     let done = format!("{LAST}\n\ndata: [DONE]\n\n");
     for (path, error, whole) in [

@@ -102,12 +102,17 @@ fn of_arm(arm: &ArmReport) -> Vec<String> {
     }
     if arm.figures.stranded.mean > 0.0 {
         let count = arm.figures.stranded.mean;
-        warnings
-            .push(format!(
-                "\"{label}\": {count:.1} handoffs a run kept their blocks until the lease ended, because no decode engine \
-                 read them; `lease_s` of [links] sets its length"
-            ));
+        warnings.push(format!(
+            "\"{label}\": {count:.1} handoffs a run kept their blocks until the lease ended, because no decode \
+             engine read them; `lease_s` of [links] sets its length"
+        ));
     }
+    warnings.extend(lost_requests(arm));
+    warnings
+}
+
+/// Counts the requests that did not complete, by what became of them.
+fn lost_requests(arm: &ArmReport) -> impl Iterator<Item = String> {
     let infinite = "they count as infinite in quantiles of TTFT and E2E, and means leave them out";
     let lost = [
         ("refused", arm.figures.shed.mean, infinite),
@@ -119,10 +124,10 @@ fn of_arm(arm: &ArmReport) -> Vec<String> {
             "no arm can serve them, and latencies leave them out; check `blocks` of the fleet file",
         ),
     ];
-    for (what, count, latencies) in lost.into_iter().filter(|(_, count, _)| *count > 0.0) {
-        warnings.push(format!("\"{label}\": {count:.1} requests a run were {what}; {latencies}"));
-    }
-    warnings
+    let label = &arm.label;
+    lost.into_iter().filter(|(_, count, _)| *count > 0.0).map(move |(what, count, latencies)| {
+        format!("\"{label}\": {count:.1} requests a run were {what}; {latencies}")
+    })
 }
 
 /// Names the roles whose engines served no request although others did. With a pair that is up, a

@@ -38,7 +38,7 @@ impl Relay {
             if !beginning.has_events {
                 return Ok(true);
             }
-            let may_wait = self.waiting == 0 || self.wait_ends().is_some_and(|end| Instant::now() < end);
+            let may_wait = self.wait_ends().is_none_or(|end| Instant::now() < end);
             if !beginning.has_answer && events.len() <= MAX_CHUNK && may_wait {
                 if std::mem::replace(&mut self.waiting, events.len()) == 0 {
                     (self.commented_at, self.waiting_since) = (self.read_at, self.read_at);
@@ -55,7 +55,8 @@ impl Relay {
         Ok(true)
     }
 
-    /// When the events that wait are passed on, also if no other one comes.
+    /// When the events that wait are passed on, also if no other one comes. At the end of the answer another
+    /// worker is tried instead.
     pub(super) fn wait_ends(&self) -> Option<Instant> {
         let configured = self.drive.state.settings.leg_timeouts.stream_comment;
         let every = if configured.is_zero() { KEEP_ALIVE_INTERVAL } else { configured };
