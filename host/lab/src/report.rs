@@ -29,8 +29,8 @@ mod workers;
 
 pub use events::Events;
 use events::RunEvents;
-use figures::RunFigures;
 pub use figures::{Figure, Figures, Quantiles};
+use figures::{RunFigures, is_burst};
 pub(crate) use figures::{requests_per_s, slo_share};
 use pairs::PairSeed;
 pub use pairs::{DecisionCost, PairDifference};
@@ -272,7 +272,7 @@ fn run_all(plan: &Plan<'_>, prepared: &[Prepared], monitor: &Monitor) -> Result<
 impl Seed {
     fn of(results: &[RunResult], plan: &Plan<'_>, prepared: &[Prepared], with_examples: bool) -> Self {
         let arm = |result| ArmSeed {
-            figures: RunFigures::of(result, plan.slo),
+            figures: RunFigures::of(result, plan.slo, is_burst(plan.trace, plan.options.speed)),
             quantiles: Quantiles::of(result),
             events: RunEvents::of(result, plan.fleet),
             counts: RunCounts::of(result, plan.fleet.count() as usize),

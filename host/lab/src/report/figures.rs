@@ -8,11 +8,11 @@ use crate::{
     outcome::{Ended, Outcome},
     run::RunResult,
     stats::{half_interval, mean, quantile_of_all},
-    trace::Targets,
+    trace::{Targets, Trace},
 };
 
 /// Shortest time from the first to the last arrival over which goodput counts.
-const LEAST_ARRIVALS: Duration = Duration::from_secs(1);
+const MIN_ARRIVAL_SPAN: Duration = Duration::from_secs(1);
 
 /// A figure, over the seeds. An infinite one stands for a figure without a value, and is `null` in JSON.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -62,8 +62,8 @@ figures! {
     e2e_p50,
     e2e_p90,
     e2e_p99,
-    /// Requests a second that kept both limits, over the time from the first to the last arrival. When this
-    /// is less than a second, until the last token.
+    /// Requests a second that kept both limits, over the time from the first to the last arrival. In a burst,
+    /// until the last token.
     goodput,
     /// Share of all requests that kept both limits, 0 to 1.
     slo_share,
@@ -193,7 +193,8 @@ impl Figure {
 }
 
 impl RunFigures {
-    pub(super) fn of(result: &RunResult, slo: Slo) -> Self {
+    /// Returns the figures of a run. `is_burst`: the trace's arrivals have no rate.
+    pub(super) fn of(result: &RunResult, slo: Slo, is_burst: bool) -> Self {
         let Latencies { requests, ttft, itl, e2e } = Latencies::of(result);
         let of_all = |sorted: &[f64], share: f64| quantile_of_all(sorted, requests, share);
         let itl_at = |share: f64| quantile_of_all(&itl, itl.len(), share);
@@ -216,7 +217,7 @@ impl RunFigures {
             e2e_p50: of_all(&e2e, 0.5),
             e2e_p90: of_all(&e2e, 0.9),
             e2e_p99: of_all(&e2e, 0.99),
-            goodput: good / goodput_seconds(result),
+            goodput: good / goodput_seconds(result, is_burst),
             slo_share: slo_share(result, slo),
             hit_rate: hit_rate(result),
             served_share: ended(Ended::Complete) / number(result.outcomes.len().max(1)),
@@ -248,18 +249,24 @@ fn mean_of_some(values: &[f64]) -> f64 {
     if values.is_empty() { f64::INFINITY } else { mean(values) }
 }
 
+/// Returns whether all requests arrive within a moment. Jitter, which moves arrivals apart, does not count:
+/// one figure has the same formula with every seed and arm.
+pub(super) fn is_burst(trace: &Trace, speed: f64) -> bool {
+    let first_to_last = trace.requests.first().zip(trace.requests.last());
+    first_to_last.is_none_or(|(first, last)| (last.at - first.at).div_f64(speed) < MIN_ARRIVAL_SPAN)
+}
+
 /// Returns the number of requests a second, from the first arrival to the last token.
 pub(crate) fn requests_per_s(result: &RunResult) -> f64 {
     number(result.outcomes.len()) / result.span.as_secs_f64().max(1e-9)
 }
 
 /// Returns the time over which goodput counts, seconds. It ends with the last arrival: until the last token,
-/// one long answer at the end would decide the goodput of an arm. The arrivals of a burst, which jitter may
-/// have moved apart, have no rate.
-fn goodput_seconds(result: &RunResult) -> f64 {
+/// one long answer at the end would decide the goodput of an arm. The arrivals of a burst have no rate.
+fn goodput_seconds(result: &RunResult, is_burst: bool) -> f64 {
     let arrivals = || result.outcomes.iter().map(|outcome| outcome.at);
-    let first_to_last = arrivals().max().unwrap_or_default() - arrivals().min().unwrap_or_default();
-    let time = if first_to_last < LEAST_ARRIVALS { result.span } else { first_to_last };
+    let first_to_last = || arrivals().max().unwrap_or_default() - arrivals().min().unwrap_or_default();
+    let time = if is_burst { result.span } else { first_to_last() };
     time.as_secs_f64().max(1e-9)
 }
 
@@ -315,7 +322,7 @@ mod tests {
         arm::Arm,
         fleet::{EngineGroup, Fleet},
         run::{RunOptions, run},
-        trace::{Trace, TraceRequest},
+        trace::TraceRequest,
     };
 
     /// Returns the figures of so many requests that arrive after each other, the last with a longer answer.
@@ -336,7 +343,8 @@ mod tests {
         let fleet = Fleet { block_tokens: 64, engines, ..Fleet::default() };
         let arm = Arm::parse("round-robin").unwrap();
         let options = RunOptions { jitter, ..RunOptions::default() };
-        RunFigures::of(&run(&arm, &trace, &fleet, options).unwrap(), Slo::default())
+        let result = run(&arm, &trace, &fleet, options).unwrap();
+        RunFigures::of(&result, Slo::default(), is_burst(&trace, options.speed))
     }
 
     #[test]
@@ -349,10 +357,10 @@ mod tests {
             assert_eq!((together.goodput, together.slo_share), (together.requests_per_s, 1.0));
         }
         // Jitter neither is the time of a burst nor delays the first arrival, from which time counts.
-        let [still, moved] =
-            [0, 300].map(|jitter| moved_figures(4, Duration::ZERO, 300, Duration::from_millis(jitter)));
+        let [still, moved, far] = [0, 300, 9_000]
+            .map(|jitter| moved_figures(4, Duration::ZERO, 300, Duration::from_millis(jitter)));
         // O10.9
-        assert_eq!(moved.goodput, moved.requests_per_s);
+        assert_eq!([moved.goodput, far.goodput], [moved.requests_per_s, far.requests_per_s]);
         let alone = moved_figures(1, Duration::ZERO, 300, Duration::from_millis(300));
         assert_eq!(alone.span_s, figures(1, Duration::ZERO, 300).span_s);
         assert!(moved.goodput < 1.1 * still.goodput, "{} {}", moved.goodput, still.goodput);
