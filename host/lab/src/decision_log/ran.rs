@@ -20,7 +20,7 @@ pub(super) struct Seen {
     /// Number of decisions, by lane, slot and rule.
     policies: BTreeMap<(&'static str, String, Ran), u64>,
     /// Number of decisions with something that an arm lacks, by lane, slot and that.
-    lost: BTreeMap<(&'static str, String, Lost), u64>,
+    omitted: BTreeMap<(&'static str, String, Omitted), u64>,
     /// Chosen workers, by slot.
     workers: BTreeMap<String, BTreeSet<(u64, u32)>>,
     /// Number of decisions for a worker, and of those that sessions made.
@@ -38,7 +38,7 @@ struct Ran {
 
 /// What a slot ran beside the policy of its arm.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Lost {
+enum Omitted {
     /// The name of the filter before the policy.
     Filter(String),
     /// Scorers with weights, and their picker.
@@ -63,7 +63,7 @@ impl Seen {
             if let Some(ran) = Ran::of(decision) {
                 *self.policies.entry((lane, decision.slot.clone(), ran)).or_default() += 1;
             }
-            self.note_lost(lane, decision, &decision.filter, &decision.scorers);
+            self.note_omitted(lane, decision, &decision.filter, &decision.scorers);
             if let (Some(worker), Some(rank)) = (decision.worker, decision.rank) {
                 self.decisions += 1;
                 self.by_session += u64::from(decision.decider == "session");
@@ -71,7 +71,7 @@ impl Seen {
             }
             // The log does not contain the name of an override's shadow.
             if let Some(shadow) = decision.shadow.as_ref().filter(|_| decision.slot != OVERRIDE) {
-                self.note_lost("shadow", decision, &shadow.filter, &shadow.scorers);
+                self.note_omitted("shadow", decision, &shadow.filter, &shadow.scorers);
                 let name = shadow.policy.clone().unwrap_or_else(|| "kv".to_owned());
                 let (digest, settings) = (shadow.digest.clone(), shadow.settings_digest.clone());
                 let ran = Ran { name, digest, settings };
@@ -80,16 +80,16 @@ impl Seen {
         }
     }
 
-    fn note_lost(
+    fn note_omitted(
         &mut self,
         lane: &'static str,
         decision: &LoggedDecision,
         filter: &Option<String>,
         scorers: &Option<String>,
     ) {
-        let (filter, scorers) = (filter.clone().map(Lost::Filter), scorers.clone().map(Lost::Scorers));
-        for lost in filter.into_iter().chain(scorers) {
-            *self.lost.entry((lane, decision.slot.clone(), lost)).or_default() += 1;
+        let (filter, scorers) = (filter.clone().map(Omitted::Filter), scorers.clone().map(Omitted::Scorers));
+        for omitted in filter.into_iter().chain(scorers) {
+            *self.omitted.entry((lane, decision.slot.clone(), omitted)).or_default() += 1;
         }
     }
 
@@ -145,22 +145,22 @@ impl Seen {
             let ran = self.parts(lane);
             let parts = arm(&ran)?;
             let warnings = warning(lane, &parts, &ran, &active).into_iter();
-            let warnings = warnings.chain(self.changes(lane)).chain(self.lost(lane));
-            let warnings = warnings.chain(self.lost_settings(lane)).collect();
+            let warnings = warnings.chain(self.changes(lane)).chain(self.omissions(lane));
+            let warnings = warnings.chain(self.omitted_settings(lane, &parts)).collect();
             Some(LaneArm { lane, parts, warnings })
         })
     }
 
     /// Names the filters and scorers of a lane, which its arm lacks: the log does not contain their settings.
-    fn lost(&self, lane: &'static str) -> impl Iterator<Item = String> + '_ {
-        let lost = self.lost.iter().filter(move |((ran_in, ..), _)| *ran_in == lane);
-        lost.map(move |((_, slot, lost), count)| match lost {
-            Lost::Filter(filter) => format!(
+    fn omissions(&self, lane: &'static str) -> impl Iterator<Item = String> + '_ {
+        let omitted = self.omitted.iter().filter(move |((ran_in, ..), _)| *ran_in == lane);
+        omitted.map(move |((_, slot, omitted), count)| match omitted {
+            Omitted::Filter(filter) => format!(
                 "{slot} {lane} had the filter {filter} before its policy ({count} decisions), and the arm has no filter: \
                  add it, as in --arm {lane}={}@'SETTINGS'+POLICY",
                 part_of_policy(filter)
             ),
-            Lost::Scorers(scorers) => format!(
+            Omitted::Scorers(scorers) => format!(
                 "{slot} {lane} ranked by scorers ({count} decisions): {scorers}. An arm adds the costs of its scorers, \
                  each with weight 1 and without normalization, and picks the least: add the others, as in --arm \
                  {lane}=FIRST+SECOND, and compare weights and pickers on a gateway"
@@ -168,20 +168,31 @@ impl Seen {
         })
     }
 
-    /// Names the policies of a lane that had settings, which its arm lacks.
-    fn lost_settings(&self, lane: &'static str) -> impl Iterator<Item = String> + '_ {
-        let policies = self.policies.iter().filter(move |((ran_in, ..), _)| *ran_in == lane);
-        let set =
-            policies.filter_map(|((_, slot, ran), count)| Some((slot, ran, ran.settings.as_ref()?, count)));
-        // The file of a formula has all of it.
-        set.filter(|(_, ran, ..)| ran.name != "formula").map(move |(slot, ran, digest, count)| {
-            let part = ran.part(lane, slot);
+    /// Names the policies of a lane that had settings, which its arm lacks. `parts` are those of the arm.
+    fn omitted_settings(&self, lane: &'static str, parts: &[String]) -> Vec<String> {
+        let ran_in_lane = self.policies.iter().filter(|((ran_in, ..), _)| *ran_in == lane);
+        let line = |((_, slot, ran), count): (&(&str, String, Ran), &u64)| {
+            // The file of a formula has all of it.
+            let digest = ran.settings.as_ref().filter(|_| ran.name != "formula")?;
             let digest: String = digest.chars().take(12).collect();
-            format!(
+            let part = ran.part(lane, slot);
+            let add = if parts == ["default"] {
+                "the arm default takes no settings".to_owned()
+            } else if parts.contains(&part) {
+                let with = |other: &String| {
+                    if *other == part { format!("{part}@'SETTINGS'") } else { other.clone() }
+                };
+                let arm = parts.iter().map(with).collect::<Vec<_>>().join("+");
+                format!("the arm has none: add them, as in --arm {lane}={arm}")
+            } else {
+                "the arm does not have this policy".to_owned()
+            };
+            Some(format!(
                 "{slot} {lane} ran {part} with settings (digest {digest}, {count} decisions), which the log does not \
-                 contain, and the arm has none: add them, as in --arm {lane}={part}@'SETTINGS'"
-            )
-        })
+                 contain, and {add}"
+            ))
+        };
+        ran_in_lane.filter_map(line).collect()
     }
 
     /// Names the slots of a lane whose policy had several contents or settings. An arm has one of each.

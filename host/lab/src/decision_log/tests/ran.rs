@@ -125,6 +125,34 @@ fn i10_23_the_settings_and_scorers_that_an_arm_lacks_are_warnings() {
                     active=predicted-latency@'SETTINGS'\n";
     // I10.23
     assert!(text.contains(settings), "{text}");
+    let with_settings = |slot: &str, policy: &str| {
+        let mut decision = decided(slot, 1, "policy", None);
+        (decision.policy, decision.settings_digest) = (Some(policy.into()), Some("ab12".into()));
+        decision
+    };
+    let pair = |prefill: &str, decode: &str, last: &str| {
+        of(["prefill", "decode", "decode-override"]
+            .into_iter()
+            .zip([prefill, decode, last])
+            .map(|(slot, policy)| with_settings(slot, policy))
+            .collect())
+    };
+    let (all_default, _) = exported(&[pair("kv-aware", "predicted-latency", "predicted-disagg")]);
+    let arm = "contain, and the arm default takes no settings\n";
+    // I10.23
+    assert!(all_default.matches(arm).count() == 3 && !all_default.contains("SETTINGS"), "{all_default}");
+    let (own, _) = exported(&[
+        pair("kv-aware", "kv-aware", "conditional-disagg"),
+        of(vec![with_settings("aggregated", "longest-prefix")]),
+    ]);
+    for arm in ["kv-aware@'SETTINGS'+conditional-disagg\n", "kv-aware+conditional-disagg@'SETTINGS'\n"] {
+        // I10.23
+        assert!(own.contains(&format!("and the arm has none: add them, as in --arm active={arm}")), "{own}");
+    }
+    let other = "ran longest-prefix with settings (digest ab12, 1 decisions), which the log does not contain, and the \
+                 arm does not have this policy\n";
+    // I10.23
+    assert!(own.contains(other), "{own}");
     let scorers = "\nwarning: aggregated active ranked by scorers (1 decisions): mine (weight 2, normalize MinMax), picker \
                    WeightedRandom. An arm adds the costs";
     // I10.23
