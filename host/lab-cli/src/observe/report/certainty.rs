@@ -1,5 +1,7 @@
 //! How sure the page is: what was seen and missed, whose engines are known, and how well the model fits.
 
+use pointsman_lab::Window;
+
 use super::{Forecast, Means, Observation, change, number, ratio, row};
 use crate::observe::{
     assign::{How, has_other_answers},
@@ -265,21 +267,28 @@ fn poor(name: &str, measured_ms: f64, simulated_ms: f64) -> Option<Block> {
 
 /// Warns when the fit found no time that a prompt token takes.
 fn free_prompts(seen: &Observation<'_>, forecast: &Forecast) -> Option<Block> {
-    (forecast.equations.is_some() && !forecast.has_prompt_cost).then(|| {
-        Block::Warning(format!(
-            "no time of a prompt token was found: the engines computed {:.1} % of the prompt tokens, and had the others in \
-             their caches. In the simulation, prompts are free, and a policy gains nothing by more hits. Observe traffic \
-             with new prompts, or fit the engines with `pointsman calibrate`",
-            100.0 * ratio(seen.total.queried_tokens - seen.total.cached_tokens, seen.total.queried_tokens)
-        ))
-    })
+    (forecast.equations.is_some() && !forecast.has_prompt_cost).then(|| no_prompt_cost(&seen.total))
+}
+
+fn no_prompt_cost(Window { queried_tokens, cached_tokens, .. }: &Window) -> Block {
+    // Some engines do not count what they look up in their caches.
+    let computed = if *queried_tokens > 0.0 {
+        let percent = 100.0 * ratio(queried_tokens - cached_tokens, *queried_tokens);
+        format!(
+            ": the engines computed {percent:.1} % of the prompt tokens, and had the others in their caches"
+        )
+    } else {
+        String::new()
+    };
+    Block::Warning(format!(
+        "no time of a prompt token was found{computed}. In the simulation, prompts are free, and a policy gains nothing \
+         by more hits. Observe traffic with new prompts, or fit the engines with `pointsman calibrate`"
+    ))
 }
 
 #[cfg(test)]
 mod tests {
     use std::collections::HashMap;
-
-    use pointsman_lab::Window;
 
     use super::*;
     use crate::observe::{
@@ -289,6 +298,23 @@ mod tests {
         engines::EngineLog,
         tracker::Followed,
     };
+
+    #[test]
+    fn the_share_of_cached_prompt_tokens_is_that_of_engines_that_report_it() {
+        let page = |queried_tokens: f64| {
+            text(&[no_prompt_cost(&Window {
+                queried_tokens,
+                cached_tokens: 0.9 * queried_tokens,
+                ..Window::default()
+            })])
+        };
+        let (counted, not_counted) = (page(1_000.0), page(0.0));
+        assert!(
+            counted.contains("was found: the engines computed 10.0 % of the prompt tokens, and"),
+            "{counted}"
+        );
+        assert!(not_counted.contains("was found. In the simulation, prompts are free"), "{not_counted}");
+    }
 
     #[test]
     fn the_page_says_how_many_requests_kv_events_were_not_compared_with() {
