@@ -211,6 +211,11 @@ trait ReadLines {
         Dropped::default()
     }
 
+    /// Returns the number of turns whose time was before that of an earlier turn of their session.
+    fn moved(&self) -> u64 {
+        0
+    }
+
     /// Returns what the lines of later turns have, as far as it is not the format that says so.
     fn turn_form(&self) -> TurnForm {
         TurnForm::Whole

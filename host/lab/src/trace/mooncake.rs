@@ -128,6 +128,10 @@ impl ReadLines for Reader {
         Ok(Some(request))
     }
 
+    fn moved(&self) -> u64 {
+        self.sessions.moved()
+    }
+
     fn turn_form(&self) -> TurnForm {
         if self.has_group { TurnForm::Addition } else { self.sessions.turn_form() }
     }

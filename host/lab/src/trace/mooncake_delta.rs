@@ -48,6 +48,10 @@ impl ReadLines for Reader {
         Ok(request)
     }
 
+    fn moved(&self) -> u64 {
+        self.lines.moved()
+    }
+
     fn finish(&mut self, requests: &mut [TraceRequest]) {
         let mut fresh = self.largest_id + 1;
         // Blocks of which a first prompt has a part, and the answers of one session the rest.

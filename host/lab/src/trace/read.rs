@@ -66,13 +66,15 @@ const CERTAIN_EPOCH: Duration = Duration::from_secs(946_684_800);
 const EPOCH_IN_SECONDS: std::ops::Range<Duration> =
     Duration::from_millis(1_000_000_000)..Duration::from_millis(4_000_000_000);
 
-/// Numbers of requests with unusual answers.
+/// Numbers of requests with unusual answers or times.
 #[derive(Default)]
 struct Unusual {
     /// Failed requests, which are left out.
     failed: u64,
     /// Requests whose answer has no token.
     empty: u64,
+    /// Turns of a session whose time is before that of an earlier turn.
+    moved: u64,
 }
 
 impl Trace {
@@ -238,7 +240,7 @@ impl Parser<'_> {
             return Err(TraceError::Empty { file, why });
         };
         reader.finish(&mut trace.requests);
-        trace.notes = self.unusual.notes();
+        trace.notes = Unusual { moved: reader.moved(), ..self.unusual }.notes();
         let dropped = if format.is_csv() { reader.dropped() } else { self.dropped };
         trace.notes.extend(dropped.notes(format.fields()));
         match reader.turn_form() {
@@ -380,7 +382,12 @@ impl Unusual {
             "{} requests of the trace have an answer of 0 tokens, which counts as one token",
             self.empty
         );
-        [(self.failed, failed), (self.empty, empty)]
+        let moved = format!(
+            "{} requests of the trace have a `timestamp` before that of an earlier turn of their session, and got the time \
+             of that turn",
+            self.moved
+        );
+        [(self.failed, failed), (self.empty, empty), (self.moved, moved)]
             .into_iter()
             .filter_map(|(count, note)| (count > 0).then_some(note))
             .collect()

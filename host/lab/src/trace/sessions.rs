@@ -47,6 +47,8 @@ pub(super) enum TurnForm {
 pub(super) struct Sessions {
     by_id: HashMap<String, Session>,
     later: LaterTurns,
+    /// Number of turns that got the time of an earlier turn, because theirs was before it.
+    moved: u64,
 }
 
 struct Session {
@@ -104,6 +106,7 @@ impl Sessions {
                 request.at = session.last.max(forks);
                 request.delay.get_or_insert_default();
             }
+            self.moved += u64::from(request.at < session.last);
             request.at = request.at.max(session.last);
             if request.delay.is_some() && !is_whole {
                 self.later.count(session, request, is_timed);
@@ -139,6 +142,11 @@ impl Sessions {
         if let Some(parent) = parent.and_then(|parent| self.by_id.get_mut(parent)) {
             parent.last_of_forks = parent.last_of_forks.max(at);
         }
+    }
+
+    /// Returns the number of turns that got the time of an earlier turn, because theirs was before it.
+    pub(super) fn moved(&self) -> u64 {
+        self.moved
     }
 
     /// Returns what most later turns with a `delay` have.

@@ -68,6 +68,10 @@ fn o10_the_turns_of_a_session_keep_the_order_of_the_file() {
     // O10.13
     assert_eq!(tokens, [2, 1, 3, 4, 5]);
     assert_eq!(arrivals(&trace), [("b", 0), ("a", 5), ("a", 5), ("a", 5), ("a", 6)]);
+    let note = "1 requests of the trace have a `timestamp` before that of an earlier turn of their session, and got the \
+                time of that turn";
+    // O10.13
+    assert_eq!(trace.notes, [note]);
 }
 
 fn untimed(rest: &str) -> String {
