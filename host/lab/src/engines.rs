@@ -61,17 +61,22 @@ pub(crate) fn build(fleet: &Fleet) -> Vec<Engine> {
     groups.flat_map(|group| (0..group.count).map(move |_| engine(group))).collect()
 }
 
-/// Returns the workers whose KV blocks can hold a request: on a prefill worker, its prompt and one token.
-/// `None` if neither an aggregated worker nor a pair holds it.
+/// Returns whether the KV blocks of an engine can hold its part of a request. A prefill engine holds the
+/// prompt and one token.
+pub(crate) fn holds(role: Role, core: &BatchEngine, request: &TraceRequest) -> bool {
+    let output = if role == Role::Prefill { 1 } else { request.output_tokens };
+    core.fits(request.input_tokens, output)
+}
+
+/// Returns the aggregated workers that can hold a request, and the workers of pairs if a whole pair can.
+/// `None` if no worker is left.
 pub(crate) fn that_hold(engines: &[Engine], request: &TraceRequest) -> Option<Vec<WorkerId>> {
-    let holds = |engine: &Engine| {
-        let output = if engine.role == Role::Prefill { 1 } else { request.output_tokens };
-        engine.core.fits(request.input_tokens, output)
-    };
+    let holds = |engine: &Engine| holds(engine.role, &engine.core, request);
     let has = |role: Role| engines.iter().any(|engine| engine.role == role && holds(engine));
-    let can_run = has(Role::Aggregated) || (has(Role::Prefill) && has(Role::Decode));
-    can_run
-        .then(|| (0..).zip(engines).filter(|(_, engine)| holds(engine)).map(|(place, _)| id(place)).collect())
+    let has_pair = has(Role::Prefill) && has(Role::Decode);
+    let is_allowed = |engine: &Engine| holds(engine) && (has_pair || engine.role == Role::Aggregated);
+    let allowed = (0..).zip(engines).filter(|(_, engine)| is_allowed(engine)).map(|(place, _)| id(place));
+    Some(allowed.collect::<Vec<_>>()).filter(|allowed| !allowed.is_empty())
 }
 
 /// Registers the engines of a fleet with a gateway, healthy and with their capacity.

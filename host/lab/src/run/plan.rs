@@ -2,10 +2,10 @@
 //! prompt itself, as in the gateway (D4).
 
 use pointsman_orchestration::{
-    Event as LegEvent, Queued, Shape, Splittable, pair_may_take_over, pair_that_is_up,
+    Event as LegEvent, Queued, Shape, Splittable, has_pair_without, pair_may_take_over,
 };
 use pointsman_routing::{CandidateId, Plan, Purpose, RoutingRequest};
-use pointsman_workers::{Leg, PerLeg};
+use pointsman_workers::{Leg, PerLeg, Snapshot, WorkerId};
 use rand::RngExt as _;
 
 use super::{
@@ -22,6 +22,12 @@ pub(super) struct RequestPlan {
     pub(super) fell_back: bool,
 }
 
+/// Returns the workers that a request does not allow.
+fn excluded(snapshot: &Snapshot, request: &RoutingRequest) -> Vec<WorkerId> {
+    let Some(allowed) = &request.allowed_workers else { return Vec::new() };
+    snapshot.workers().iter().map(|worker| worker.id()).filter(|id| !allowed.contains(id)).collect()
+}
+
 impl Lab<'_> {
     /// Chooses between one worker and two.
     pub(super) fn plan_request(
@@ -30,11 +36,13 @@ impl Lab<'_> {
         request: &RoutingRequest,
     ) -> Result<RequestPlan, Ended> {
         let snapshot = &self.gateways.of(number).snapshot;
-        let local = !snapshot.pool(&self.model, Leg::Aggregated).is_empty();
+        let excluded = excluded(snapshot, request);
+        let aggregated = snapshot.pool(&self.model, Leg::Aggregated);
+        let local = aggregated.iter().any(|candidate| !excluded.contains(&candidate.worker_id()));
         let enforce_disagg = self.split.enforce_disagg;
         let splittable = Splittable { enforce_disagg, pins_prefill: false, local };
         let plan = |shape| RequestPlan { shape, planned: None, decode_override: None, fell_back: false };
-        if pair_that_is_up(snapshot, &self.model, None).is_none() {
+        if !has_pair_without(snapshot, &self.model, &excluded) {
             return splittable.without_pair().map(plan).map_err(|_| Ended::NoWorker);
         }
         if let Some(place) = self.assigned.get(number) {

@@ -147,7 +147,8 @@ fn o8_a_request_goes_to_the_engines_that_can_hold_it() {
     trace.requests.iter_mut().step_by(4).for_each(long);
     let aggregated = [(Role::Aggregated, 1), (Role::Aggregated, 2)];
     let pairs = [(Role::Prefill, 1), (Role::Decode, 1), (Role::Prefill, 1), (Role::Decode, 2)];
-    for (groups, small) in [(&aggregated[..], 1), (&pairs[..], 2)] {
+    let small_pair = [(Role::Prefill, 1), (Role::Decode, 1), (Role::Aggregated, 2)];
+    for (groups, small) in [(&aggregated[..], 1), (&pairs[..], 2), (&small_pair[..], 2)] {
         let mut fleet = fleet(groups);
         fleet.engines.iter_mut().take(small).for_each(|group| group.blocks = Some(128));
         for arm in ["kv-aware", "round-robin", "oracle", "default"] {
