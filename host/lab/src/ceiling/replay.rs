@@ -19,6 +19,8 @@ use crate::{
     trace::Trace,
 };
 
+mod queries;
+
 /// Data that all replays of a run share.
 pub(crate) struct Scene<'a> {
     pub(super) trace: &'a Trace,
@@ -374,25 +376,5 @@ impl World {
                 self.plan(at, Event::Arrival(u32::try_from(*next).unwrap_or(u32::MAX)));
             }
         }
-    }
-
-    /// Returns the prompt tokens that an engine computes before a request has its first token there.
-    pub(super) fn tokens_ahead(&self, scene: &Scene<'_>, engine: u32, number: u32) -> u64 {
-        let number = number as usize;
-        let found =
-            (self.engines.get(engine as usize), scene.prepared.get(number), scene.trace.requests.get(number));
-        let (Some(Some(of)), Some(prepared), Some(request)) = found else { return u64::MAX };
-        of.core.prompt_tokens_ahead(&prepared.chain, request.input_tokens)
-    }
-
-    /// Returns the number of simulated engines.
-    pub(super) fn simulated(&self) -> u64 {
-        self.engines.iter().flatten().count() as u64
-    }
-
-    /// Returns the number of sequences on an engine.
-    pub(super) fn sequences(&self, engine: u32) -> u32 {
-        let of = self.engines.get(engine as usize).and_then(Option::as_ref);
-        of.map_or(u32::MAX, |of| of.core.sequences().0 + of.core.sequences().1)
     }
 }

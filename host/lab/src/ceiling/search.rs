@@ -145,7 +145,7 @@ impl Search<'_, '_> {
         for to in candidates(scene, world, present, self.arms, number) {
             moves.push(Move { requests: vec![number], to });
             let mut with_later = vec![number];
-            with_later.extend(later.iter().filter(|later| holds(scene, to, **later)));
+            with_later.extend(later.iter().filter(|later| world.holds(scene, to, **later)));
             if with_later.len() > 1 {
                 moves.push(Move { requests: with_later, to });
             }
@@ -229,7 +229,7 @@ fn candidates(
     let mut tried: Vec<Place> = Vec::new();
     let mut add = |place: Place| {
         if place != present
-            && holds(scene, place, number)
+            && world.holds(scene, place, number)
             && !tried.contains(&place)
             && tried.len() < MAX_TRIED
         {
@@ -239,7 +239,7 @@ fn candidates(
     arms.iter().filter_map(|arm| arm.get(number as usize).copied()).for_each(&mut add);
     let engines = || (0..).zip(&scene.roles);
     let idle_decode = engines()
-        .filter(|(engine, role)| **role == Role::Decode && holds(scene, Place::whole(*engine), number))
+        .filter(|(engine, role)| **role == Role::Decode && world.holds(scene, Place::whole(*engine), number))
         .min_by_key(|(engine, _)| (world.sequences(*engine), *engine));
     let mut computing: Vec<(u64, u32)> = engines()
         .filter(|(_, role)| **role == Role::Prefill || !scene.fleet.routing.enforce_disagg)
@@ -254,28 +254,6 @@ fn candidates(
         }
     }
     tried
-}
-
-/// Whether the KV blocks of the engines at a place can hold a request.
-fn holds(scene: &Scene<'_>, place: Place, number: u32) -> bool {
-    let Some(request) = scene.trace.requests.get(number as usize) else { return false };
-    let block_tokens = scene.fleet.block_tokens;
-    let fits = |engine: u32, output: u32| {
-        let mut before = engine;
-        let mut groups = scene.fleet.engines.iter();
-        let group = groups.find(|group| match before.checked_sub(group.count) {
-            Some(rest) => {
-                before = rest;
-                false
-            }
-            None => true,
-        });
-        let tokens = u64::from(request.input_tokens) + u64::from(output);
-        let blocks = group.map_or(0, |group| group.limits(block_tokens).blocks);
-        tokens.div_ceil(u64::from(block_tokens.max(1))) <= u64::from(blocks)
-    };
-    let output = if place.is_local() { request.output_tokens } else { 1 };
-    fits(place.prefill, output) && fits(place.decode, request.output_tokens)
 }
 
 fn horizon(scene: &Scene<'_>) -> u32 {
