@@ -283,8 +283,18 @@ test("m6 a drained worker whose engine is stopped is shown as drained, and not a
   const shown = (id) => overview.workerRow(store.store.byId.get(id), undefined).children.at(-1);
   // M6.11
   assert.deepEqual(["1", "3", "4"].map((id) => [shown(id).className, shown(id).textContent]), [["why dim", "drained"], ["why dim", "draining, 1 request left"], ["why bad", "unhealthy"]]);
+  assert.equal(store.outText({ out: "draining", reason: null, in_flight: 0 }), "drained", "its engine is up");
   assert.equal(store.notable()[0].text, `drained: ${drained.reason}`);
   assert.deepEqual(store.problems().map(({ title }) => title), ["Worker 4 is unhealthy"]);
+});
+
+test("a slot is not idle because its last summary is older than its policy", () => {
+  const one = { slot: "prefill", model: null, generation: 2, policy: "mine", since_ms: 0, canary: null, shadow: null, refusals: [] };
+  store.take("slots", { slots: [one], history: [], strays: [], compiling: [] });
+  const lane = { lane: "active", generation: 1, decisions: 9, decisions_by_minute: [4, 5] };
+  const shown = (decisions) => overview.slotsCard({ slots: [{ slot: "prefill", model: null, lanes: [{ ...lane, decisions }] }] });
+  assert.equal(shown(9).querySelectorAll("tr").length, 2, shown(9).textContent);
+  assert.ok(shown(0).textContent.includes("No slot decided"), shown(0).textContent);
 });
 
 test("a policy that no worker's role uses is a warning at its slot", () => {
@@ -292,6 +302,8 @@ test("a policy that no worker's role uses is a warning at its slot", () => {
   store.take("stats", { reasons: ["policy mine is in slot prefill, which decides nothing: no worker has the role prefill"] });
   const [told] = store.problems();
   assert.deepEqual([told.bad, told.href, told.title, told.text], [false, "#slot/prefill", "Policy mine is in slot prefill, which decides nothing", "no worker has the role prefill"]);
+  store.take("stats", { reasons: ["policy mine is in slot prefill of a/b, which decides nothing: no worker of a/b has the role prefill"] });
+  assert.equal(store.problems()[0].href, "#slot/prefill/a%2Fb");
   store.take("stats", {});
 });
 

@@ -3,7 +3,7 @@ import { spread } from "./charts.js";
 import { choice, dim, isPointed, link, make, put, render, setText } from "./dom.js";
 import { number, percent, times } from "./format.js";
 import { workerRow, workerTable } from "./overview.js";
-import { called, heat, HOT, isOut, nameOf, notable, ofRole, roles, sharing, store, takes, urlOf, whereOf } from "./store.js";
+import { called, heat, HOT, isOut, nameOf, notable, ofRole, outText, roles, sharing, store, takes, urlOf, whereOf } from "./store.js";
 import { tip } from "./tips.js";
 
 /** Fleets of fewer workers are a table. */
@@ -168,5 +168,5 @@ function point(view, blocks, about) {
   const worker = store.byId.get(view.current);
   if (!worker) return;
   for (const cell of blocks.querySelectorAll(".cells > i")) if (cell.dataset.id === worker.id) cell.classList.add("current");
-  render(about, worker, () => [link(`#worker/${worker.id}`, make("b", null, nameOf(worker.id))), dim(whereOf(worker)), dim(urlOf(worker)), make("span", null, worker.out?.replaceAll("_", " ") ?? "eligible", worker.reason ? `: ${worker.reason}` : ""), Object.values(SCALES).map(({ text }) => make("span", null, text(worker)))]);
+  render(about, worker, () => [link(`#worker/${worker.id}`, make("b", null, nameOf(worker.id))), dim(whereOf(worker)), dim(urlOf(worker)), make("span", null, isOut(worker) ? outText(worker) : "eligible", worker.reason ? `: ${worker.reason}` : ""), Object.values(SCALES).map(({ text }) => make("span", null, text(worker)))]);
 }

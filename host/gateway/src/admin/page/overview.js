@@ -4,7 +4,7 @@ import { crossHair, meter, spanOf, spark, spread } from "./charts.js";
 import { card, chip, choice, dim, isPointed, link, make, put, render, table } from "./dom.js";
 import { clock, micros, millis, minute, number, percent, timeParts, times } from "./format.js";
 import { group, matches, phaseLegend, predictedText, requestTable, unrouted } from "./requests.js";
-import { chartMarks, isDown, isFailing, isOut, isSkewed, marks, nameOf, notable, outText, problems, roles, sharing, slotHref, slotName, store, takes } from "./store.js";
+import { chartMarks, isDown, isFailing, isOut, isSkewed, marks, nameOf, notable, outText, problems, roles, sameSlot, sharing, slotHref, slotName, store, takes } from "./store.js";
 import { tip } from "./tips.js";
 
 const MAX_ROWS = 20;
@@ -139,11 +139,13 @@ function signals() {
     signal("queue", "Queue", [[number(stats.queue.waiting), "waiting"]], [tip("output", "output"), ` ${number(stats.output_tokens_per_second)} tokens/s`], line("Requests in the queue", [waiting], number, { top: Math.max(4, ...waiting) * 1.1 }), ends));
 }
 
-function slotsCard(summary) {
+export function slotsCard(summary) {
   const rows = [], idle = [];
   for (const slot of store.slots.slots) {
-    const lanes = summary?.slots.find((one) => one.slot === slot.slot && (one.model ?? null) === (slot.model ?? null))?.lanes.filter((one) => one.generation === (one.lane === "active" ? slot : slot[one.lane])?.generation) ?? [];
-    const used = slot.canary || slot.shadow || slot.refusals.length || lanes.some((lane) => lane.decisions) || store.slots.compiling.some((one) => one.slot === slot.slot && one.model === slot.model);
+    const all = summary?.slots.find((one) => sameSlot(one, slot))?.lanes ?? [];
+    const lanes = all.filter((one) => one.generation === (one.lane === "active" ? slot : slot[one.lane])?.generation);
+    // A summary read before a swap has decisions of the previous generation: the slot is used all the same.
+    const used = slot.canary || slot.shadow || slot.refusals.length || all.some((lane) => lane.decisions) || store.slots.compiling.some((one) => one.slot === slot.slot && one.model === slot.model);
     if (used) rows.push(slotRow(slot, lanes));
     else idle.push(slot);
   }

@@ -85,8 +85,8 @@ const ASKED = ["draining", "leaving", "paused"];
 /** Whether a worker fails: what it said last is old. */
 export const isDown = ({ out }) => out !== null && !ASKED.includes(out);
 
-/** Why a worker gets no request. One that drains and whose engine does not answer any more was drained. */
-export const outText = ({ out, reason, in_flight: left }) => (out !== "draining" ? out.replaceAll("_", " ") : reason && !left ? "drained" : `draining, ${plural(left, "request")} left`);
+/** Why a worker gets no request. One that drains and has no request left was drained. */
+export const outText = ({ out, reason, in_flight: left }) => (out !== "draining" ? out.replaceAll("_", " ") : left ? `draining, ${plural(left, "request")} left` : "drained");
 
 /** What part of the legs a worker takes, and what would be even: by ranks. */
 export function takes({ id, pool, ranks, part, even }, first) {
@@ -172,8 +172,8 @@ function reasons({ ready = true, reasons: all = [] }) {
     if (unserved.length > 1 && /^model .* cannot be served/s.test(reason)) continue;
     const worker = /\bworker (\d+)/.exec(reason)?.[1];
     const [, title, text = ""] = /^((?:worker \d+: )?.*?)(?:[:;] (.*))?$/s.exec(reason).map((part) => part?.replace(/\bworker (\d+)/g, (_, id) => called(id)));
-    const slot = /^policy .* is in slot ([a-z-]+), which decides nothing/.exec(reason)?.[1];
-    const href = store.byId.has(worker) ? `#worker/${worker}` : slot ? `#slot/${slot}` : reason.startsWith("model ") ? "#fleet" : null;
+    const [, slot, model] = /^policy .* is in slot ([a-z-]+)(?: of (.+))?, which decides nothing/s.exec(reason) ?? [];
+    const href = store.byId.has(worker) ? `#worker/${worker}` : slot ? slotHref({ slot, model }) : reason.startsWith("model ") ? "#fleet" : null;
     found.push({ bad: !slot, href, title: title[0].toUpperCase() + title.slice(1), text });
   }
   return found;
