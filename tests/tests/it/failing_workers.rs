@@ -77,7 +77,7 @@ async fn f6_operators_see_what_a_failing_engine_answers_until_it_is_mended() {
     let text = log.text();
     let lines = |words: &str| text.lines().filter(|line| line.contains(words)).collect::<Vec<_>>();
     // F6.17
-    let [began] = lines("worker ejected: its last legs failed")[..] else { panic!("{text}") };
+    let [began] = lines("worker failing: its last legs failed")[..] else { panic!("{text}") };
     assert!(began.contains("WARN") && began.contains(told) && began.contains("worker=1"), "{began}");
     assert_eq!(lines("worker gets requests again: a leg succeeded").len(), 1, "{text}");
     // F6.16

@@ -47,7 +47,7 @@ impl Worker {
         {
             is_logged.store(true, Ordering::Release);
             let (worker, url) = (self.id(), url_without_secrets(&self.spec.url));
-            tracing::warn!(%worker, url, %reason, suppressed, "worker ejected: its last legs failed");
+            tracing::warn!(%worker, url, %reason, suppressed, "worker failing: its last legs failed");
         }
         // A success may have closed the breaker before the reason was kept.
         self.forget_failure();

@@ -98,7 +98,7 @@ impl Drive {
             self.state.quarantine.acquit_explained(prefill.worker_id());
             let (request, worker) = (&self.account.request_id, prefill.worker_id());
             let (decode, kind) = (decode.worker_id(), error.kind());
-            tracing::warn!(request, %worker, %decode, kind, "worker ejected: decode workers break on its handoffs");
+            tracing::warn!(request, %worker, %decode, kind, "worker failing: decode workers break on its handoffs");
         }
     }
 

@@ -129,7 +129,7 @@ impl Drive {
         candidate.load().observe_outcome(false);
         let (request, worker) = (&self.account.request_id, candidate.worker_id());
         if doubt.confirm(format!("it refuses requests that another worker takes: {refusal}")) {
-            tracing::warn!(request, %worker, refusal, "worker ejected: another one takes what it refuses");
+            tracing::warn!(request, %worker, refusal, "worker failing: another one takes what it refuses");
         }
     }
 
