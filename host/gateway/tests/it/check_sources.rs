@@ -50,7 +50,10 @@ fn n7_a_source_whose_workers_can_never_serve_is_a_problem() {
     let (problems, texts): (Vec<String>, Vec<String>) = [
         ("dns[0].defaults.engine: unknown engine `vlm`", dns("a", "a.b", "engine = 'vlm', role = 'decode'")),
         ("dns[1].defaults.role: unknown role `cook`", dns("b", "a.b", "engine = 'vllm', role = 'cook'")),
-        ("dns[2].defaults.role: is missing", dns("c", "a.b", "engine = 'vllm'")),
+        (
+            "dns[2].defaults.role: is missing: expected prefill, decode or aggregated",
+            dns("c", "a.b", "engine = 'vllm'"),
+        ),
         ("dns[3].defaults.engine: is missing", dns("d", "a.b", "role = 'decode'")),
         ("dns[4].defaults.dp_size: `0` is out of range", dns("e", "a.b", &format!("{good}, dp_size = 0"))),
         ("dns[5].record: `a..b` is not a name", dns("f", "a..b", good)),

@@ -127,6 +127,8 @@ pub(super) struct RawSpec {
 /// Longest lease of a handoff, seconds.
 const MAX_HANDOFF_LEASE_S: u32 = 86_400;
 
+/// Problem of a worker without a role.
+const NO_ROLE: &str = "is missing: expected prefill, decode or aggregated";
 /// Keys of the flag form, for messages.
 const FLAG_KEYS: &str = "role, engine, url, id, model, dp_size, bootstrap_host, bootstrap_port, transport, \
                          kv_compatibility, kv_transfer, kv_addr, kv_events, kv_replay, label.NAME, \
@@ -271,7 +273,7 @@ impl RawSpec {
         let role: Role = match &self.role {
             // SGLang reports it; the worker is not eligible before.
             None if engine == Engine::Sglang => Role::Aggregated,
-            None => return Err(missing("role")),
+            None => return Err(error("role", NO_ROLE.to_owned())),
             Some(role) => parse_name("role", role)?,
         };
         if engine == Engine::Openai && role != Role::Aggregated {

@@ -59,6 +59,7 @@ fn errors_name_the_key_and_the_value() {
             "role: unknown role `cook`: expected prefill, decode or aggregated",
         ),
         ("role=decode,engine=vllm", "url: is missing"),
+        ("engine=vllm,url=http://a:1", "role: is missing: expected prefill, decode or aggregated"),
         (
             "role=decode,engine=vllm,url=http://a:1,dp_size=0",
             "dp_size: `0` is out of range: expected 1 to 4096",
