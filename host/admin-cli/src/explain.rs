@@ -171,7 +171,7 @@ fn chosen(one: &Decision, addresses: Addresses<'_>) -> String {
     )
 }
 
-/// Among how many of the eligible candidates one was chosen: those that filters left, or a short list.
+/// Returns the number of candidates among which the policy chose.
 fn among(one: &Decision) -> String {
     let listed = one.candidates.len() as u64;
     let left = one.left.as_ref().map_or(listed, |left| left.len() as u64);

@@ -54,7 +54,7 @@ function canaryPart(since, lanes, minutes) {
 }
 
 function laneHead(status, { lane, generation, policy, native, decisions }, lanes, minutes) {
-  // What was read before a change belongs to the policy before it.
+  // A summary read before a swap belongs to the previous generation.
   const inForce = lane === "active" ? status : status?.[lane], runs = inForce?.generation === generation ? inForce : null;
   const share = status?.canary?.share ?? 0;
   const part = runs && { active: () => `${percent(1 - share)} of sessions`, canary: () => `${percent(share)} of sessions${canaryPart(runs.since_ms, lanes, minutes)}`, shadow: () => `asked for ${percent(runs.share)} of decisions` }[lane]();
