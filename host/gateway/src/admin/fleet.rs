@@ -6,7 +6,7 @@ use std::{collections::HashMap, sync::Arc};
 use pointsman_workers::{Ineligible, Snapshot, Worker, WorkerId};
 use serde_json::{Value, json};
 
-use super::workers::{reason_of_out, told_ineligible};
+use super::workers::{reason_of_out, reported_ineligible};
 use crate::{state::State, telemetry::hour::RecentLegs};
 
 /// Names of the columns. `id` is a text: it may exceed what a double holds. `out` says why a worker gets no
@@ -65,7 +65,7 @@ fn model_sets(snapshot: &Snapshot) -> HashMap<WorkerId, usize> {
 fn row(worker: &Arc<Worker>, recent: RecentLegs, models: usize) -> Value {
     let spec = worker.spec();
     let zone = spec.topology.get("zone").or_else(|| spec.labels.get("zone"));
-    let out = told_ineligible(worker);
+    let out = reported_ineligible(worker);
     let reason = out.and_then(|out| reason_of_out(worker, out));
     let kv = worker.engine_load().and_then(|load| load.kv_usage);
     let kv = kv.map(|usage| (f64::from(usage) * 1e3).round() / 1e3);

@@ -12,7 +12,7 @@ use pointsman_workers::{Ineligible, Leg, ModelName, Snapshot, Worker, unix_ms};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::workers::{beyond, reason_of_out, told_ineligible};
+use super::workers::{beyond, reason_of_out, reported_ineligible};
 use crate::{
     big_numbers::with_texts,
     openai::short_text::shortened,
@@ -143,7 +143,7 @@ fn reasons(state: &State, snapshot: &Snapshot) -> Vec<String> {
     let mut reasons = reasons_of_gateway(state, snapshot);
     let workers = || snapshot.workers().iter();
     reasons.extend(workers().filter_map(|worker| {
-        let out = told_ineligible(worker)?;
+        let out = reported_ineligible(worker)?;
         let why = reason_of_out(worker, out).map(|why| format!(": {why}")).unwrap_or_default();
         Some(format!("worker {} gets no request: {}{why}", worker.id(), out.as_str()))
     }));
@@ -221,8 +221,7 @@ fn is_starting(state: &State) -> bool {
 
 /// Says for a worker why its KV events do not arrive.
 fn missing_events(worker: &Worker, state: &State) -> Option<String> {
-    let drains = told_ineligible(worker) == Some(Ineligible::Draining);
-    let problem = state.feeds.problem(worker.id()).filter(|_| !drains)?;
+    let problem = state.feeds.problem(worker.id()).filter(|_| !worker.drains())?;
     Some(format!("worker {}: {problem}", worker.id()))
 }
 
@@ -276,7 +275,7 @@ fn not_served(model: &ModelName, snapshot: &Snapshot) -> String {
 fn worker_counts(snapshot: &Snapshot) -> Value {
     let mut ineligible: BTreeMap<&str, usize> = BTreeMap::new();
     for reason in
-        snapshot.workers().iter().filter_map(|worker| told_ineligible(worker)).map(Ineligible::as_str)
+        snapshot.workers().iter().filter_map(|worker| reported_ineligible(worker)).map(Ineligible::as_str)
     {
         *ineligible.entry(reason).or_default() += 1;
     }

@@ -69,7 +69,7 @@ pub(super) fn describe(state: &State, age: bool, only: Option<WorkerId>) -> Valu
             .collect();
         let engine = worker.engine_load().map(|load| load_of_engine(load, age));
         // An engine with too much to do works: `paused` reports it.
-        let ineligible = told_ineligible(worker).filter(|reason| *reason != Ineligible::Paused);
+        let ineligible = reported_ineligible(worker).filter(|reason| *reason != Ineligible::Paused);
         json!({
             "id": worker.id(), "source": sources.get(&worker.id()), "spec": worker.spec(),
             "models": models.get(&worker.id()).map(Vec::as_slice).unwrap_or_default(),
@@ -143,9 +143,8 @@ fn reason_of(worker: &Worker, busy: Option<String>, feeds: &Feeds) -> Option<Arc
 
 /// Returns why a worker gets no request. Operators may stop the engine of a worker that drains, which is no
 /// failure then.
-pub(super) fn told_ineligible(worker: &Worker) -> Option<Ineligible> {
-    let drains = (worker.draining() || worker.leaving()) && !worker.is_misconfigured();
-    if drains { Some(Ineligible::Draining) } else { worker.ineligible() }
+pub(super) fn reported_ineligible(worker: &Worker) -> Option<Ineligible> {
+    if worker.drains() { Some(Ineligible::Draining) } else { worker.ineligible() }
 }
 
 /// Returns why a worker that gets no request does not, if more than `out` is known of that.

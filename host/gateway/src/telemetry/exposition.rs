@@ -268,7 +268,7 @@ impl Sources {
     fn encode_feeds(&self, out: &mut Families<'_>) -> fmt::Result {
         let feeds = self.feeds.status();
         let snapshot = self.workers.snapshot();
-        let drains = |id| snapshot.get(id).is_some_and(|worker| worker.draining() || worker.leaving());
+        let drains = |id| snapshot.get(id).is_some_and(|worker| worker.drains());
         let feeds = || {
             feeds.iter().map(|((worker, rank), status)| {
                 (vec![("worker", worker.to_string()), ("rank", rank.to_string())], (*worker, status))

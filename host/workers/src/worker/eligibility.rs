@@ -44,11 +44,17 @@ impl Worker {
         self.ineligible_when(false)
     }
 
+    /// Returns whether the worker drains or leaves. One that contradicts its description is not one of these.
+    #[must_use]
+    pub fn drains(&self) -> bool {
+        (self.draining() || self.leaving()) && !self.is_misconfigured()
+    }
+
     /// Returns whether the worker does not answer its health checks or its last legs failed lately. A worker
     /// that drains may be stopped, and one that contradicts its description is not one of these.
     #[must_use]
     pub fn is_faulty(&self) -> bool {
-        let is_meant = self.draining() || self.leaving() || self.is_misconfigured();
+        let is_meant = self.drains() || self.is_misconfigured();
         !is_meant && (self.health() != Health::Healthy || self.failed_lately())
     }
 
