@@ -3,6 +3,7 @@
 use std::{fs, time::Duration};
 
 use pointsman_embedded_policies::LEAST_LOADED;
+use pointsman_gateway::config::Config;
 use pointsman_sim::{Dialect, Fault, FaultKind, Role, Sim, SimConfig};
 use pointsman_tests::{CHAT, Stream, TestCluster, TestClusterBuilder};
 use pointsman_workers::Ineligible;
@@ -110,6 +111,23 @@ async fn o1_a_policy_in_a_slot_whose_role_no_worker_has_is_told() {
         "policy least-loaded is in slot prefill, which decides nothing: no worker has the role prefill";
     // O1.31
     until(&mut events, |stats| stats["reasons"] == json!([told])).await;
+}
+
+#[tokio::test]
+async fn o1_a_policy_in_a_slot_of_a_model_whose_workers_lack_the_role_is_told_last() {
+    let other = SimConfig { model: "other".to_owned(), ..SimConfig::instant(Dialect::Vllm, Role::Prefill) };
+    let own: Config = toml::from_str("models.tiny.slots.prefill = {}").unwrap();
+    let builder = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).sim_with(other, "");
+    let cluster = builder.config(|config| config.models = own.models).start().await;
+    fs::create_dir(cluster.policy_path("tiny")).unwrap();
+    cluster.drop_policy("tiny/prefill.wasm", LEAST_LOADED).unwrap();
+    let mut events = cluster.admin.events("/events?kinds=stats", &[]).await.unwrap();
+    let told = "policy least-loaded is in slot prefill of tiny, which decides nothing: no worker of tiny has the role prefill";
+    // O1.31
+    until(&mut events, |stats| stats["reasons"].as_array().and_then(|all| all.last()) == Some(&json!(told)))
+        .await;
+    let status = cluster.admin.get("/status").await.unwrap().json().unwrap();
+    assert_eq!(status["reasons"].as_array().unwrap().last(), Some(&json!(told)), "{}", status["reasons"]);
 }
 
 #[tokio::test]

@@ -119,6 +119,7 @@ pub(super) fn stats(state: &State) -> Stats {
     let serving = || snapshot.workers().iter().filter(|worker| worker.ineligible().is_none());
     reasons.extend(serving().filter_map(|worker| missing_events(worker, state)));
     reasons.extend(serving().filter_map(|worker| refused_key(worker)));
+    reasons.extend(state.router.slots().iter().filter_map(|slot| idle_policy(slot, &snapshot)));
     Stats { load: load(state), ready: is_ready(state, &snapshot), reasons: limited(reasons) }
 }
 
@@ -154,6 +155,7 @@ fn reasons(state: &State, snapshot: &Snapshot) -> Vec<String> {
     }));
     reasons.extend(workers().filter_map(|worker| missing_events(worker, state)));
     reasons.extend(workers().filter_map(|worker| refused_key(worker)));
+    reasons.extend(state.router.slots().iter().filter_map(|slot| idle_policy(slot, snapshot)));
     reasons
 }
 
@@ -186,7 +188,6 @@ fn reasons_of_gateway(state: &State, snapshot: &Snapshot) -> Vec<String> {
     reasons.extend(state.fleet.problems());
     reasons.extend(state.replicas.problems());
     reasons.extend(snapshot.name_conflicts().iter().map(ToString::to_string));
-    reasons.extend(state.router.slots().iter().filter_map(|slot| idle_policy(slot, snapshot)));
     reasons.extend(snapshot.models().into_iter().filter_map(|model| why_no_pair(snapshot, model)));
     let served = models_with_workers(snapshot, &state.settings);
     let missing = snapshot.models().into_iter().filter(|model| !served.contains(*model));
@@ -197,7 +198,7 @@ fn reasons_of_gateway(state: &State, snapshot: &Snapshot) -> Vec<String> {
     reasons
 }
 
-/// Says that a slot has a policy of a file and decides nothing, because no worker has its role.
+/// Says that a slot has a policy of a file and decides nothing, because no worker of its model has its role.
 fn idle_policy(slot: &Slot, snapshot: &Snapshot) -> Option<String> {
     let role = match slot.kind() {
         SlotKind::DecodeOverride => SlotKind::Prefill.as_str(),
@@ -205,14 +206,24 @@ fn idle_policy(slot: &Slot, snapshot: &Snapshot) -> Option<String> {
     };
     let lanes = slot.snapshot();
     let has_role = |worker: &Arc<Worker>| worker.spec().role.as_str() == role;
-    if snapshot.workers().is_empty() || snapshot.workers().iter().any(has_role) {
+    let is_used = match slot.model() {
+        None => snapshot.workers().iter().any(has_role),
+        Some(model) => {
+            let mut pools = snapshot.pools(model).into_iter().flat_map(|pool| pool.iter());
+            pools.any(|candidate| has_role(&candidate.worker))
+        }
+    };
+    if snapshot.workers().is_empty() || is_used {
         return None;
     }
     let trials = [&lanes.canary, &lanes.shadow].into_iter().flatten().map(|trial| &trial.handle);
     let rankers = [&lanes.active].into_iter().chain(trials).filter_map(|handle| handle.program.ranker());
     let policy = rankers.into_iter().find(|policy| matches!(policy.origin, Origin::File(_)))?;
+    let of_model = slot.model().map(|model| format!(" of {model}")).unwrap_or_default();
     let (name, slot) = (&policy.name, slot.kind().as_str());
-    Some(format!("policy {name} is in slot {slot}, which decides nothing: no worker has the role {role}"))
+    Some(format!(
+        "policy {name} is in slot {slot}{of_model}, which decides nothing: no worker{of_model} has the role {role}"
+    ))
 }
 
 fn is_starting(state: &State) -> bool {
