@@ -251,6 +251,11 @@ async fn filters_narrow_the_list_pages_go_back_in_time_and_a_wrong_filter_is_nam
         sum += list(&cluster, query).await.len();
     }
     assert_eq!(sum, 6);
+    let choice = list(&cluster, "slot=prefill").await[0]["choice"].take();
+    let of_rank = |rank: &Value| format!("slot=prefill&worker={}/{rank}", choice["worker"]);
+    // O1.5
+    assert!(!list(&cluster, &of_rank(&choice["dp_rank"])).await.is_empty(), "{choice}");
+    assert_eq!(list(&cluster, &of_rank(&json!(99))).await.len(), 0);
     let (mut seen, mut before) = (Vec::new(), String::new());
     loop {
         let page = list(&cluster, &format!("limit=4{before}")).await;

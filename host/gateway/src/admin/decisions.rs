@@ -49,6 +49,7 @@ struct Filter {
     /// Model of the slot; empty: the slot of all models.
     slot_model: Option<String>,
     worker: Option<u64>,
+    rank: Option<u32>,
     policy: Option<String>,
     generation: Option<u64>,
     decider: Option<String>,
@@ -192,7 +193,10 @@ impl Filter {
                 "slot_model" => filter.slot_model = Some(value),
                 // With its rank, as in `x-pointsman-decision`.
                 "worker" => {
-                    filter.worker = Some(number(&name, value.split_once('/').map_or(&*value, |(id, _)| id))?);
+                    let (id, rank) =
+                        value.split_once('/').map_or((&*value, None), |(id, rank)| (id, Some(rank)));
+                    filter.worker = Some(number(&name, id)?);
+                    filter.rank = rank.map(|rank| number(&name, rank)).transpose()?;
                 }
                 // With its generation, as there.
                 "policy" => match value.rsplit_once('@') {
@@ -237,8 +241,8 @@ impl Filter {
     fn takes(&self, head: &DecisionHeader, request: &str) -> bool {
         let same = |wanted: &Option<String>, is: &str| wanted.as_deref().is_none_or(|wanted| wanted == is);
         let worker = match head.result {
-            DecisionResult::Chosen(worker, _) | DecisionResult::Planned(_, Some((worker, _))) => {
-                Some(worker.0)
+            DecisionResult::Chosen(worker, rank) | DecisionResult::Planned(_, Some((worker, rank))) => {
+                Some((worker.0, rank.0))
             }
             _ => None,
         };
@@ -251,7 +255,8 @@ impl Filter {
             && same(&self.leg, head.leg.as_str())
             && same(&self.slot, head.program.slot.as_str())
             && same(&self.slot_model, head.program.model.as_ref().map_or("", ModelName::as_str))
-            && self.worker.is_none_or(|wanted| worker == Some(wanted))
+            && self.worker.is_none_or(|wanted| worker.is_some_and(|(id, _)| id == wanted))
+            && self.rank.is_none_or(|wanted| worker.is_some_and(|(_, rank)| rank == wanted))
             && self.policy.as_deref().is_none_or(|wanted| wanted == policy() || wanted == &*head.program.name)
             && self.generation.is_none_or(|wanted| head.program.generation.0 == wanted)
             && same(&self.decider, head.by.label())
@@ -331,6 +336,7 @@ mod tests {
                 "model=a&colour=red",
                 "unknown filter `colour`: expected limit, before, model, leg, slot, slot_model, worker, policy, generation, decider, code, min_ttft_ms, request_id, lane, ended, failed or short",
             ),
+            ("worker=7/x", "worker: `x` is not a valid value"),
             ("before=xyz", "before: `xyz` is not a valid value"),
             ("failed=1", "failed: `1` is not a valid value"),
             ("lane=shadow", "lane: unknown value `shadow`: expected one of active, canary"),
@@ -346,8 +352,8 @@ mod tests {
         );
         assert_eq!(filter.before, "1f".parse().ok());
         let header = Filter::parse("worker=18446744073709551615/3&policy=low-queue%2Bkv-aware%407").unwrap();
-        let named = (header.worker, header.policy.as_deref(), header.generation);
+        let named = (header.worker, header.rank, header.policy.as_deref(), header.generation);
         // O1.5
-        assert_eq!(named, (Some(u64::MAX), Some("low-queue+kv-aware"), Some(7)));
+        assert_eq!(named, (Some(u64::MAX), Some(3), Some("low-queue+kv-aware"), Some(7)));
     }
 }
