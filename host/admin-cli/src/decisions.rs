@@ -1,12 +1,13 @@
 //! `pointsman decisions`.
 
-use std::process::ExitCode;
+use std::{fmt::Write as _, process::ExitCode};
 
 use clap::{Args, Subcommand};
 use serde::Deserialize;
 
 use crate::{
     EXIT_CODES,
+    answer::GatewayError,
     api::{Decision, Decisions, Outcome},
     block_on,
     explain::{candidate, why_failed},
@@ -17,8 +18,8 @@ use crate::{
     worker_name::worker_of,
 };
 
-/// Digits of the id of a decision; those of a request have others or more.
-const DECISION_ID: usize = 16;
+/// Digits of the id of a decision. A request id of a client may look like one.
+const DECISION_ID_DIGITS: usize = 16;
 
 /// Commands below `decisions`.
 #[derive(Debug, Subcommand)]
@@ -35,6 +36,7 @@ pub struct DecisionsArgs {
     #[command(subcommand)]
     command: Option<DecisionsCommand>,
     /// Id of a decision: explain it in sentences. Or a request id (x-request-id): list its decisions.
+    /// A request id of at most 16 hex digits needs `--request`.
     #[arg(conflicts_with_all = ["last", "slot", "worker", "request"])]
     id: Option<String>,
     /// Number of decisions, newest first.
@@ -89,6 +91,9 @@ impl DecisionsArgs {
             }
         };
         let answer = block_on(async { Ok(gateway.get(&path).await?) })?;
+        if !answer.succeeded() {
+            return Err(hinted(answer.refusal(), decision).into());
+        }
         if self.json {
             return answer.print_json();
         }
@@ -105,7 +110,7 @@ impl DecisionsArgs {
     fn ids(&self) -> (Option<&str>, Option<&str>) {
         let id = self.id.as_deref();
         let is_decision =
-            |id: &&str| id.len() <= DECISION_ID && id.bytes().all(|byte| byte.is_ascii_hexdigit());
+            |id: &&str| id.len() <= DECISION_ID_DIGITS && id.bytes().all(|byte| byte.is_ascii_hexdigit());
         (id.filter(is_decision), self.request.as_deref().or(id.filter(|id| !is_decision(id))))
     }
 
@@ -115,10 +120,18 @@ impl DecisionsArgs {
         let Some(name) = &self.worker else { return Ok(None) };
         let id = name.split_once('/').map_or(&**name, |(id, _)| id);
         if id.parse::<u64>().is_ok() {
-            return Ok(Some(id.to_owned()));
+            return Ok(Some(name.to_owned()));
         }
         Ok(Some(block_on(async { Ok(worker_of(gateway, name).await?.id) })?.to_string()))
     }
+}
+
+/// Says of a decision that is not recorded that its id may be that of a request.
+fn hinted(mut error: GatewayError, decision: Option<&str>) -> GatewayError {
+    if let (GatewayError::Refused { status: 404, message, .. }, Some(id)) = (&mut error, decision) {
+        let _ = write!(message, "; a request id: `pointsman decisions --request {id}`");
+    }
+    error
 }
 
 fn table(found: &Decisions) -> String {

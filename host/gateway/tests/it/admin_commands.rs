@@ -152,6 +152,9 @@ async fn status_workers_and_decisions_show_what_a_served_request_left() {
     let missing = daemon.run(&["decisions", "0000000000000001"]);
     assert_eq!(missing.code, Some(1), "{}", missing.err);
     assert!(missing.err.contains("the gateway refused (404 decision_not_found)"), "{}", missing.err);
+    let hint = "; a request id: `pointsman decisions --request 0000000000000001`";
+    // O1.5
+    assert!(missing.err.contains(hint), "{}", missing.err);
 }
 
 #[tokio::test(flavor = "multi_thread")]
