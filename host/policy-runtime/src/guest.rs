@@ -34,7 +34,7 @@ use wasi::{CallClock, CallRng};
 const MAX_HANDLES: usize = 1_000;
 /// Random bytes that a guest gets at a time: no deadline ends such a call.
 const MAX_RANDOM_BYTES: u64 = 64 * 1024;
-/// What a call of a host function counts at least.
+/// Least number of bytes that a call of a host function counts as.
 const BYTES_OF_A_CALL: usize = 512;
 /// Bytes that host functions get between two looks at the guest's CPU time.
 const BYTES_BETWEEN_TICKS: usize = 64 * 1024;
@@ -179,7 +179,7 @@ impl Guest {
 
     /// Sets the CPU time of the code that runs next.
     pub(crate) fn allow(&mut self, limit: TimeLimit) {
-        (self.time_limit, self.first_tick) = (limit, None);
+        (self.time_limit, self.first_tick, self.host_bytes) = (limit, None, 0);
     }
 
     /// Called at every tick while the guest runs. Ticks are wall-clock time, and on a busy machine other

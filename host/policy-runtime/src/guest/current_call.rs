@@ -10,6 +10,10 @@ use pointsman_routing::{Call, DecisionContext, Generation};
 
 /// Lines that a guest may log in one call; the rest is dropped.
 const LINES_PER_CALL: u32 = 8;
+/// Bytes that a guest may print in one call. No tick ends code that only prints.
+pub(super) const PRINTED_PER_CALL: usize = 256 * 1024;
+/// Least number of bytes that a write counts as.
+const BYTES_OF_A_WRITE: usize = 64;
 
 /// The present call.
 #[derive(Debug)]
@@ -25,6 +29,7 @@ pub(super) struct CallData {
     request_id: String,
     has_request_id: bool,
     lines_left: u32,
+    printed_left: usize,
     /// Name of the policy, once it described itself.
     pub(super) policy: Arc<str>,
     /// Whether the guest serves: it is not being configured and tried any more.
@@ -47,6 +52,7 @@ impl CurrentCall {
             request_id: String::new(),
             has_request_id: false,
             lines_left: LINES_PER_CALL,
+            printed_left: PRINTED_PER_CALL,
             policy,
             serves: false,
             last_words: String::new(),
@@ -76,7 +82,7 @@ impl CurrentCall {
         data.request_id.clear();
         data.request_id.push_str(context.request_id().unwrap_or_default());
         data.has_request_id = context.request_id().is_some();
-        data.lines_left = LINES_PER_CALL;
+        (data.lines_left, data.printed_left) = (LINES_PER_CALL, PRINTED_PER_CALL);
         data.last_words.clear();
     }
 
@@ -108,6 +114,14 @@ impl CurrentCall {
         let mut data = self.0.lock();
         let left = data.lines_left.checked_sub(1);
         data.lines_left = left.unwrap_or(0);
+        left.is_some()
+    }
+
+    /// Takes what a write of this many bytes counts as; `false` when the call may not print it.
+    pub(super) fn take_printed(&self, bytes: usize) -> bool {
+        let mut data = self.0.lock();
+        let left = data.printed_left.checked_sub(bytes.max(BYTES_OF_A_WRITE));
+        data.printed_left = left.unwrap_or(0);
         left.is_some()
     }
 }

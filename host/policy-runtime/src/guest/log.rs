@@ -5,10 +5,10 @@ use std::sync::Arc;
 use bytes::Bytes;
 use wasmtime_wasi::{
     cli::{IsTerminal, StdoutStream},
-    p2::{OutputStream, Pollable, StreamResult},
+    p2::{OutputStream, Pollable, StreamError, StreamResult},
 };
 
-use super::current_call::CurrentCall;
+use super::current_call::{CurrentCall, PRINTED_PER_CALL};
 use crate::slot_log::{PolicyLine, SlotLog};
 
 /// Characters of a line; the rest is dropped.
@@ -111,6 +111,10 @@ struct Lines {
 
 impl OutputStream for Lines {
     fn write(&mut self, bytes: Bytes) -> StreamResult<()> {
+        if !self.log.call.take_printed(bytes.len()) {
+            let message = format!("the policy prints more than {PRINTED_PER_CALL} bytes in a call");
+            return Err(StreamError::Trap(wasmtime::Error::msg(message)));
+        }
         for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
             let free = (MAX_LINE_CHARS * 4).saturating_sub(self.partial.len());
             self.partial.extend(piece.iter().take(free));

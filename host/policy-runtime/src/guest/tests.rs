@@ -1,8 +1,16 @@
-//! What a guest may take of the host beside its memory.
+//! What a guest may take of the host besides its memory.
 
 use std::sync::Arc;
 
-use wasmtime_wasi::p2::bindings::random::{insecure::Host as _, random::Host as _};
+use bytes::Bytes;
+use pointsman_workers::Leg;
+use wasmtime_wasi::{
+    cli::StdoutStream as _,
+    p2::{
+        StreamError,
+        bindings::random::{insecure::Host as _, random::Host as _},
+    },
+};
 
 use super::*;
 
@@ -28,6 +36,20 @@ fn t9_random_bytes_are_limited() {
     // T9.3
     assert!(random.get_random_bytes(MAX_RANDOM_BYTES + 1).is_err());
     assert!(random.get_insecure_random_bytes(MAX_RANDOM_BYTES + 1).is_err());
+}
+
+#[test]
+fn t9_what_a_call_prints_is_limited() {
+    let guest = guest();
+    for write in ["\n", &"\n".repeat(1_000)] {
+        let call = Call { leg: Leg::Aggregated, attempt: 0, rows: 0, seed: 0, now_us: 0 };
+        guest.call.begin(&DecisionContext::new(Purpose::Route), &call);
+        let mut stdout = guest.log.p2_stream();
+        let mut write = || stdout.write(Bytes::copy_from_slice(write.as_bytes()));
+        let ended = (0..10_000).find_map(|count| write().err().map(|error| (count, error)));
+        // T9.4: 4,096 writes of a few bytes, or 262 of 1,000
+        assert!(matches!(ended, Some((262 | 4_096, StreamError::Trap(_)))), "{ended:?}");
+    }
 }
 
 #[test]
