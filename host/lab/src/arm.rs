@@ -2,6 +2,8 @@
 
 use std::{
     collections::BTreeSet,
+    fs::File,
+    io::Read as _,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -292,7 +294,12 @@ impl Part {
     /// Compiles a part: one policy, or those of a formula.
     fn compile(engine: &PolicyEngine, part: &str) -> Result<Vec<Self>, ArmError> {
         let (name, settings) = part.split_once('@').unwrap_or((part, "{}"));
-        let read = || std::fs::read(name).map_err(|error| ArmError::Io { file: name.to_owned(), error });
+        let read = || {
+            let (limit, mut bytes) = (Limits::default().file_bytes as u64, Vec::new());
+            // One byte more shows that it is too large. A pipe or a device may never end.
+            let read = File::open(name).and_then(|file| file.take(limit + 1).read_to_end(&mut bytes));
+            read.map(|_| bytes).map_err(|error| ArmError::Io { file: name.to_owned(), error })
+        };
         if let Some(formulas) = formulas(name, settings, read)? {
             let keep = formulas.keep.map(|keep| (FORMULA_FILTER, keep));
             let parts = keep.into_iter().chain(formulas.rank.map(|rank| (FORMULA, rank)));

@@ -31,6 +31,9 @@ fn an_arm_is_a_native_mode_or_policies_that_fit_together() {
     let error = Arm::parse("fastest").unwrap_err().to_string();
     assert!(error.starts_with("\"fastest\" is neither a native mode"), "{error}");
     assert!(matches!(Arm::parse("./src/lib.rs").unwrap_err(), ArmError::Refused { .. }));
+    let endless = Arm::parse("/dev/zero").unwrap_err();
+    // T4.14
+    assert!(matches!(endless, ArmError::Refused { refusal: Refusal::TooLarge { .. }, .. }), "{endless}");
     let refused = |arms: &[&str]| {
         let arms = Arm::parse_all(arms.iter().copied());
         arms.unwrap_err().to_string()
