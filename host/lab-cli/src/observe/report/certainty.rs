@@ -73,21 +73,7 @@ fn seen_and_missed(blocks: &mut Vec<Block>, seen: &Observation<'_>) {
     if has_other_answers(seen.written, answers) {
         // The settings of limits are flags.
         let has_limit = missed.iter().any(|(why, _)| why.contains("--"));
-        let limits = if has_limit { ", and raise the limits that are named above" } else { "" };
-        blocks.push(Block::Warning(format!(
-            "the trace has {:.1} % of what the engines answered: the forecast is that of less load. Mirror every \
-             route{limits}. After a copy that failed, as before the observer listened, nginx sends none for its \
-             `fail_timeout`",
-            100.0 * kept / answers
-        )));
-        if seen.logs.len() > 1 {
-            blocks.push(Block::Warning(
-                "the engines' counters have answers of requests that were not copied, as when a second router or client \
-                 sends to the same engines: they tell no engine of a request, and those are guessed. Observe all of their \
-                 traffic, or give the engines' KV events (--kv-events)"
-                    .to_owned(),
-            ));
-        }
+        other_answers(blocks, kept / answers, has_limit, seen.logs.len());
     }
     let several = seen.written.iter().filter(|request| request.sequences > 1).count();
     if several > 0 {
@@ -121,6 +107,23 @@ fn seen_and_missed(blocks: &mut Vec<Block>, seen: &Observation<'_>) {
             "{} connections were closed at once, because too many were open",
             seen.counts.refused_connections()
         )));
+    }
+}
+
+/// Warns of a trace that has only this share of what the engines answered.
+fn other_answers(blocks: &mut Vec<Block>, share: f64, has_limit: bool, engines: usize) {
+    let limits = if has_limit { ", and raise the limits that are named above" } else { "" };
+    blocks.push(Block::Warning(format!(
+        "the trace has {:.1} % of what the engines answered: the forecast is that of less load. Mirror every \
+         route{limits}. After a copy that failed, as before the observer listened, nginx sends none for its \
+         `fail_timeout`",
+        100.0 * share
+    )));
+    if engines > 1 {
+        let others = "the engines' counters have answers of requests that were not copied, as when a second router or \
+                      client sends to the same engines: they tell no engine of a request, and those are guessed. \
+                      Observe all of their traffic, or give the engines' KV events (--kv-events)";
+        blocks.push(Block::Warning(others.to_owned()));
     }
 }
 
@@ -368,11 +371,8 @@ mod tests {
         assert!(!page.contains("a second router"), "there is one engine: {page}");
         let logs = [EngineLog::default(), EngineLog::default()];
         let mut blocks = Vec::new();
-        add(
-            &mut blocks,
-            &Observation { written: &[one; 10], total, logs: &logs, incomplete: None, ..seen },
-            None,
-        );
+        let of_two = Observation { written: &[one; 10], total, logs: &logs, incomplete: None, ..seen };
+        add(&mut blocks, &of_two, None);
         // S5.23
         assert!(text(&blocks).contains("as when a second router or client sends to the same engines"));
         // S5.25
